@@ -1,0 +1,124 @@
+"""What is measured: a problem, the competitors that solve it, and the identity of every single measurement.
+
+A :class:`Group` is the unit of work of one child process: one problem, several competitors, several passes, measured in
+alternating order. A :class:`Case` is one competitor and one pass of it; its id is a hash of everything that identifies
+the measurement, so the same question asked twice finds its own rows. Plain data, JSON both ways; nothing is computed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class MaskSpec:
+    """A mask by name. ``documents`` are (length, prefix, flag) triples, already resolved, or None."""
+
+    family: str
+    variant: str | None = None
+    documents: tuple[tuple[int, int, bool], ...] | None = None
+    params: dict[str, int | float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention problem: a mask, the shapes and the seed of mask and inputs. dtype: bfloat16, float16 or float32."""
+
+    mask: MaskSpec
+    seqlen: int
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How samples are taken.
+
+    protocol: burst (cool start) or sustained (heated until the clocks are flat). l2: cold or warm.
+    Every round takes ``max(min_samples, min(max_samples, target_s / t))`` samples of a call that lasts ``t`` seconds.
+    timeout_s: the longest one competitor may take in one phase (prepare, check, one round).
+    """
+
+    protocol: str = "sustained"
+    l2: str = "cold"
+    rounds: int = 5
+    min_samples: int = 3
+    max_samples: int = 20
+    target_s: float = 0.3
+    heat_s: float = 3.0
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Group:
+    """One problem for several competitors on one device (``cuda`` or ``cpu``)."""
+
+    problem: Problem
+    kernels: tuple[str, ...]
+    passes: tuple[str, ...]
+    device: str
+    timing: Timing = Timing()
+    deterministic: bool = False
+
+    @property
+    def title(self) -> str:
+        """One line for a progress display."""
+        p = self.problem
+        variant = f" {p.mask.variant}" if p.mask.variant else ""
+        return f"{p.mask.family}{variant} S={p.seqlen} B={p.batch} H={p.heads}/{p.kv_heads} D={p.head_dim} {p.dtype}"
+
+    def case(self, kernel: str, pass_: str) -> Case:
+        """The case of one competitor and pass."""
+        return Case(self.problem, kernel, pass_, self.device, self.timing.protocol, self.timing.l2, self.deterministic)
+
+    def to_json(self) -> str:
+        """The group as one line of JSON, for the child process."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> Group:
+        """The inverse of :meth:`to_json`."""
+        raw = json.loads(text)
+        mask = raw["problem"].pop("mask")
+        documents = mask.pop("documents")
+        triples = None if documents is None else tuple((int(a), int(b), bool(c)) for a, b, c in documents)
+        problem = Problem(mask=MaskSpec(documents=triples, **mask), **raw["problem"])
+        return Group(
+            problem=problem,
+            kernels=tuple(raw["kernels"]),
+            passes=tuple(raw["passes"]),
+            device=raw["device"],
+            timing=Timing(**raw["timing"]),
+            deterministic=raw["deterministic"],
+        )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measurement: everything that identifies it and nothing that does not (not the machine, not the code)."""
+
+    problem: Problem
+    kernel: str
+    pass_: str
+    device: str
+    protocol: str
+    l2: str
+    deterministic: bool
+
+    @property
+    def id(self) -> str:
+        """Hash of the case, 16 hex digits."""
+        return stable_hash(asdict(self))
+
+
+def stable_hash(value: Any) -> str:
+    """Hash of a JSON value that does not depend on key order, 16 hex digits."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

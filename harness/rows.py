@@ -1,0 +1,193 @@
+"""The row: what one measurement says, how it is checked, and how stored rows are read.
+
+One JSON object a line, one line a (case, round). Standard library only, so that ``plots/`` and any later reader need
+nothing else. Writing is ``harness.store``; this module never writes. Rows are data: they are parsed as JSON, checked
+field by field, and nothing in them is ever executed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SCHEMA_VERSION = 1
+
+STATUSES = (
+    "ok",
+    "incorrect",
+    "unsupported",
+    "missing_backend",
+    "oom",
+    "timeout",
+    "compile_error",
+    "crash",
+    "interrupted",
+)
+PASSES = ("forward", "backward", "both")
+SOURCES = ("measured", "simulated")
+PROTOCOLS = ("burst", "sustained")
+
+Row = dict[str, Any]
+
+
+class RowError(ValueError):
+    """A row or a row file that does not follow the schema; the message names the file, the line and the field."""
+
+
+class Field(NamedTuple):
+    """Type and meaning of one field. ``null`` fields may be None; ``on_ok`` ones must have a value when status is ok."""
+
+    kinds: tuple[type, ...]
+    null: bool
+    doc: str
+    on_ok: bool = False
+
+
+_STR, _INT, _NUM, _BOOL, _MAP, _LIST = (str,), (int,), (int, float), (bool,), (dict,), (list,)
+
+FIELDS: dict[str, Field] = {
+    # identity
+    "schema_version": Field(_INT, False, "version of this table"),
+    "case_id": Field(_STR, False, "hash of everything that identifies the measurement (harness.cases)"),
+    "run_id": Field(_STR, False, "one invocation of the harness"),
+    "time": Field(_STR, False, "UTC, ISO 8601"),
+    "status": Field(_STR, False, "one of STATUSES"),
+    "reason": Field(_STR, True, "why the status is not ok"),
+    "source": Field(_STR, False, "measured or simulated"),
+    "protocol": Field(_STR, False, "burst or sustained"),
+    "l2": Field(_STR, False, "cold: last-level cache flushed before every sample; warm: not"),
+    "round": Field(_INT, False, "index of the round, from 0"),
+    "order": Field(_INT, False, "position among the competitors of the round"),
+    # who
+    "kernel": Field(_STR, False, "competitor"),
+    "kernel_version": Field(_STR, True, "version of the package or library that computes"),
+    "source_hash": Field(_STR, False, "hash of what determines this kernel's speed (sources or version, flags)"),
+    "build_flags": Field(_STR, True, "compiler flags of a kernel built here"),
+    "strategy": Field(_STR, True, "context-parallel strategy"),
+    "exchange": Field(_STR, True, "context-parallel exchange"),
+    "cp_degree": Field(_INT, False, "ranks that share one sequence"),
+    # what
+    "mask": Field(_STR, False, "family"),
+    "mask_variant": Field(_STR, True, "document list, sampler or file the lengths came from"),
+    "mask_params": Field(_MAP, False, "the family's parameters"),
+    "mask_digest": Field(_STR, True, "hash of the mask's content"),
+    "mask_heads": Field(_INT, True, "mask heads"),
+    "density": Field(_NUM, True, "visible pairs / all pairs", True),
+    "tile_density": Field(_NUM, True, "128x128 tiles not skipped / tiles", True),
+    "seed": Field(_INT, False, "seed of mask and inputs"),
+    "seqlen": Field(_INT, False, "query rows = key columns"),
+    "batch": Field(_INT, False, "sequences"),
+    "heads": Field(_INT, False, "query heads"),
+    "kv_heads": Field(_INT, False, "key/value heads"),
+    "head_dim": Field(_INT, False, "elements of a head"),
+    "dtype": Field(_STR, False, "bfloat16, float16 or float32"),
+    "pass": Field(_STR, False, "forward, backward or both"),
+    "deterministic": Field(_BOOL, False, "deterministic backward asked for"),
+    # figures: null unless ok
+    "samples_ms": Field(_LIST, True, "every timed call of the round, milliseconds", True),
+    "setup_ms": Field(_NUM, True, "preparing the mask, milliseconds"),
+    "compile_ms": Field(_NUM, True, "first call, compilation included, milliseconds"),
+    "host_us": Field(_NUM, True, "median host time to issue one call, microseconds"),
+    "flops": Field(_NUM, True, "floating-point operations of one call by exact density", True),
+    "flops_tile128": Field(_NUM, True, "the same by 128x128-tile density", True),
+    "errors": Field(_MAP, True, "what the correctness gate measured", True),
+    # where
+    "device": Field(_STR, False, "cuda or cpu"),
+    "gpu": Field(_STR, False, "GPU model, or the CPU's"),
+    "gpu_hash": Field(_STR, True, "salted hash of the GPU's UUID"),
+    "power_limit": Field(_NUM, True, "watts"),
+    "clocks": Field(_MAP, True, "clocks, power and temperature seen during the round"),
+    "environment": Field(_STR, False, "hash of the environment record of the run"),
+    "git_sha": Field(_STR, True, "commit"),
+    "git_dirty": Field(_BOOL, True, "uncommitted changes"),
+    "tree_hash": Field(_STR, False, "hash of csrc, fm3_kernel, masks and harness"),
+    "timing_version": Field(_INT, False, "version of the timing method"),
+    "config_hash": Field(_STR, False, "hash of the composed configuration"),
+    "overrides": Field(_LIST, False, "what the user typed"),
+}
+
+
+def check_row(row: Any, where: str = "row") -> Row:
+    """The row itself when it follows the schema.
+
+    Raises:
+        RowError: unknown schema version, a missing or unknown field, a wrong type, a value outside its set, a figure
+            that is not finite and positive, or figures on a row whose status is not ok.
+    """
+    if not isinstance(row, dict):
+        raise RowError(f"{where}: expected a JSON object, found {type(row).__name__}")
+    version = row.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise RowError(f"{where}: schema_version is {version!r}; this reader knows {SCHEMA_VERSION}")
+    missing = [name for name in FIELDS if name not in row]
+    unknown = [name for name in row if name not in FIELDS]
+    if missing or unknown:
+        raise RowError(f"{where}: missing fields {missing}, unknown fields {unknown}")
+    ok = row["status"] == "ok"
+    for name, field in FIELDS.items():
+        value = row[name]
+        if value is None:
+            if not field.null or (ok and field.on_ok):
+                raise RowError(f"{where}: {name} is null")
+            continue
+        boolean = isinstance(value, bool)
+        if boolean != (field.kinds == _BOOL) or not isinstance(value, field.kinds):
+            raise RowError(f"{where}: {name} is {value!r}; expected {'/'.join(kind.__name__ for kind in field.kinds)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RowError(f"{where}: {name} is {value!r}")
+    for name, allowed in (("status", STATUSES), ("pass", PASSES), ("source", SOURCES), ("protocol", PROTOCOLS)):
+        if row[name] not in allowed:
+            raise RowError(f"{where}: {name} is {row[name]!r}; allowed: {', '.join(allowed)}")
+    samples = row["samples_ms"]
+    if ok:
+        good = samples and all(
+            isinstance(s, int | float) and not isinstance(s, bool) and math.isfinite(s) and s > 0 for s in samples
+        )
+        if not good:
+            raise RowError(f"{where}: samples_ms must be a non-empty list of positive numbers, found {samples!r}")
+    elif samples is not None:
+        raise RowError(f"{where}: status {row['status']} must not carry samples_ms")
+    return row
+
+
+def row_files(folder: Path | str) -> list[Path]:
+    """Every row file below ``folder`` (``*.jsonl`` and ``*.jsonl.gz`` inside a ``rows`` folder), sorted."""
+    root = Path(folder)
+    found = [p for pattern in ("**/rows/*.jsonl", "**/rows/*.jsonl.gz") for p in root.glob(pattern)]
+    return sorted(found)
+
+
+def read_file(path: Path) -> Iterator[Row]:
+    """The rows of one file. A last line cut off by a kill or a full disk is left out; any other bad line raises.
+
+    Raises:
+        RowError: names the file, the line and what is wrong with it.
+    """
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as stream:
+        pending: tuple[int, str] | None = None
+        for number, line in enumerate(stream, 1):
+            if pending is not None:
+                yield _parse(path, *pending)
+            pending = (number, line)
+        if pending is not None and pending[1].endswith("\n"):
+            yield _parse(path, *pending)
+
+
+def _parse(path: Path, number: int, line: str) -> Row:
+    where = f"{path.name}:{number}"
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise RowError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+    return check_row(value, where)
+
+
+def read_rows(folders: Path | str | Iterable[Path | str]) -> list[Row]:
+    """All rows below one folder or several."""
+    many = [folders] if isinstance(folders, str | Path) else list(folders)
+    return [row for folder in many for path in row_files(folder) for row in read_file(path)]
