@@ -1,0 +1,230 @@
+"""From rows to cells: which rows count, and what one measurement says once its rounds are pooled.
+
+A *cell* is one (case, GPU): everything a bar, a point, a table line or a line of ``summary.csv`` needs. The rules:
+
+- Only the newest source hash of each kernel counts, newest by the time of its latest row, apart for every GPU (model
+  and power limit), context-parallel scheme and source. Rows that say nothing about the code (``missing_backend``,
+  ``interrupted``) decide nothing here, and are used only for a case that has no other row.
+- All rounds of that source hash are pooled, over every run; never the best of history. Rows of an older timing method
+  or of another mask content than the newest good row are left out. A row stored twice counts once.
+- A case with good rows and a failure takes the status of its newest row: a later failure is not hidden by an older
+  number, and a later success (the rest of the rounds, after a crash) counts. ``incorrect`` is stronger: a wrong result
+  stands, whatever came later, until the code changes (another ``tree_hash``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from harness.rows import Row, RowError, read_file, row_files
+from plots.statistics import Interval, Ratio, bootstrap_median, median, paired_ratio, quartiles
+
+SILENT = ("missing_backend", "interrupted")
+"""Statuses that say nothing about the kernel's code."""
+
+LOCAL = "local"
+"""Folder of a user's own rows below ``results``: read only when it is named itself."""
+
+CONVENTIONS = {"exact": "flops", "tile128": "flops_tile128"}
+"""How operations are counted: by exact density (the headline) or by 128x128-tile density (the papers' convention)."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One (case, GPU). ``row`` is the newest row that counts, ``rows`` the good rows (empty unless status is ok)."""
+
+    row: Row
+    status: str
+    reason: str | None
+    rows: tuple[Row, ...]
+
+    def __getitem__(self, field: str) -> Any:
+        return self.row[field]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the cell has figures."""
+        return self.status == "ok"
+
+    @property
+    def rounds(self) -> dict[tuple[str, int], list[float]]:
+        """Samples in milliseconds by (run, round)."""
+        return {(row["run_id"], row["round"]): row["samples_ms"] for row in self.rows}
+
+    @cached_property
+    def samples(self) -> list[float]:
+        """All samples in milliseconds, in order of time."""
+        return [sample for row in self.rows for sample in row["samples_ms"]]
+
+    @cached_property
+    def median_ms(self) -> float:
+        """Median of all samples."""
+        return median(self.samples)
+
+    @cached_property
+    def quartiles_ms(self) -> tuple[float, float]:
+        """25% and 75% quantiles of all samples."""
+        return quartiles(self.samples)
+
+    @cached_property
+    def interval_ms(self) -> Interval:
+        """95% bootstrap interval of the median over rounds."""
+        return bootstrap_median(list(self.rounds.values()))
+
+    def tflops(self, convention: str = "exact") -> float:
+        """TFLOP/s at the median time; ``convention`` is a key of CONVENTIONS."""
+        return rate(self.row[CONVENTIONS[convention]], self.median_ms)
+
+    def tflops_interval(self, convention: str = "exact") -> Interval:
+        """TFLOP/s at the bounds of :attr:`interval_ms`, lowest first."""
+        flops = self.row[CONVENTIONS[convention]]
+        return Interval(rate(flops, self.interval_ms.high), rate(flops, self.interval_ms.low))
+
+    def middle(self, field: str) -> float | None:
+        """Median over the good rows of a field that may be null; None when it always is."""
+        values = [row[field] for row in self.rows if row[field] is not None]
+        return median(values) if values else None
+
+    def speedup_over(self, other: Cell) -> Ratio:
+        """How many times as fast as ``other``, paired by round."""
+        return paired_ratio(other.rounds, self.rounds)
+
+
+def rate(flops: float, milliseconds: float) -> float:
+    """TFLOP/s."""
+    return flops / (milliseconds * 1e9)
+
+
+def load_rows(folder: Path | str) -> list[Row]:
+    """All rows below ``folder``, without its ``local`` subfolder.
+
+    Raises:
+        FileNotFoundError: no such folder.
+        RowError: a file that is not made of rows.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise FileNotFoundError(f"no folder {folder}")
+    rows: list[Row] = []
+    for path in row_files(root):
+        if LOCAL in path.relative_to(root).parts:
+            continue
+        try:
+            rows.extend(read_file(path))
+        except (UnicodeDecodeError, EOFError, OSError) as error:  # not UTF-8, cut-off or broken gzip, unreadable
+            raise RowError(f"{path.name}: cannot be read ({error})") from error
+    return rows
+
+
+def cells_of(rows: Iterable[Row]) -> list[Cell]:
+    """The cells of ``rows``, in a fixed order that does not depend on the order of the rows.
+
+    Raises:
+        RowError: a time that is not ISO 8601.
+    """
+    unique = {_identity(row): row for row in sorted(rows, key=lambda r: json.dumps(r, sort_keys=True))}
+    timed = [(_time(row), row) for row in unique.values()]
+    timed.sort(key=lambda pair: (pair[0], pair[1]["run_id"], pair[1]["round"], pair[1]["order"]))
+    newest = {_code(row): row["source_hash"] for _, row in timed if row["status"] not in SILENT}
+    cases: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for _, row in timed:
+        cases[(row["case_id"], *_code(row), row["l2"], row["protocol"])].append(row)
+    found = [_cell(members, newest.get(_code(members[0]))) for members in cases.values()]
+    return sorted((cell for cell in found if cell is not None), key=sort_key)
+
+
+def _cell(rows: list[Row], source_hash: str | None) -> Cell | None:
+    """The cell of one case from its rows, oldest first; None when all of them are of an older source hash."""
+    loud = [row for row in rows if row["status"] not in SILENT]
+    current = [row for row in loud if row["source_hash"] == source_hash]
+    if not current:
+        return None if loud else Cell(rows[-1], rows[-1]["status"], rows[-1]["reason"], ())
+    last = current[-1]
+    for row in current:
+        if row["status"] == "incorrect" and row["tree_hash"] == last["tree_hash"]:
+            last = row
+    if last["status"] != "ok":
+        return Cell(last, last["status"], last["reason"], ())
+    same = ("timing_version", "mask_digest")
+    good = [row for row in current if row["status"] == "ok" and all(row[f] == last[f] for f in same)]
+    return Cell(last, "ok", None, tuple(good))
+
+
+def _identity(row: Row) -> tuple[Any, ...]:
+    return (row["case_id"], *_code(row), row["run_id"], row["round"], row["time"], row["status"])
+
+
+def _code(row: Row) -> tuple[Any, ...]:
+    """What shares one current source hash."""
+    return tuple(row[f] for f in ("kernel", "strategy", "exchange", "source", "gpu", "power_limit"))
+
+
+def _time(row: Row) -> datetime:
+    try:
+        time = datetime.fromisoformat(row["time"])
+    except ValueError as error:
+        raise RowError(f"row of run {row['run_id']!r}: time is {row['time']!r}; expected ISO 8601") from error
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+_SORT_FIELDS = (
+    *("gpu", "power_limit", "protocol", "l2", "source", "cp_degree", "dtype", "head_dim", "heads", "kv_heads"),
+    *("deterministic", "seqlen", "batch", "mask", "mask_variant", "seed", "pass", "kernel", "strategy", "exchange", "case_id"),
+)
+
+
+def sort_key(cell: Cell) -> tuple[tuple[bool, Any], ...]:
+    """Fixed order of cells: machine, protocol, shape, mask, pass, kernel; absent values first."""
+    return tuple((cell[f] is not None, cell[f] if cell[f] is not None else 0) for f in _SORT_FIELDS)
+
+
+# -- what a figure holds fixed ---------------------------------------------------------------------------------------
+
+SETTING_FIELDS = ("gpu", "power_limit", "protocol", "l2", "dtype", "heads", "kv_heads", "head_dim", "deterministic", "cp_degree")
+
+
+def settings(cells: Iterable[Cell]) -> dict[tuple[Any, ...], list[Cell]]:
+    """Cells by what one figure may hold: one machine, protocol and head shape. Order as in ``cells``."""
+    groups: dict[tuple[Any, ...], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        groups[tuple(cell[f] for f in SETTING_FIELDS)].append(cell)
+    return dict(groups)
+
+
+_SLOT_PARTS: tuple[Callable[[Cell], str], ...] = (
+    lambda c: f"({c['mask_variant']})" if c["mask_variant"] else "",
+    lambda c: " ".join(f"{k}={v}" for k, v in sorted(c["mask_params"].items())),
+    lambda c: f"B={c['batch']}",
+    lambda c: f"seed {c['seed']}",
+    lambda c: f"#{c['case_id'][:6]}",
+)
+
+
+def slot_labels(cells: list[Cell]) -> list[str]:
+    """What each cell's mask is called: the family, and of variant, parameters, batch and seed only what is needed.
+
+    Two cells of one series, length and pass never get the same label, so nothing is drawn twice in one place.
+    """
+    labels = [str(cell["mask"]) for cell in cells]
+    places = [(series_of(cell), cell["source"], cell["seqlen"], cell["pass"]) for cell in cells]
+    for part in _SLOT_PARTS:
+        seen: dict[tuple[Any, ...], set[str]] = defaultdict(set)
+        for cell, label, place in zip(cells, labels, places, strict=True):
+            seen[(label, place)].add(cell["case_id"])
+        crowded = {label for (label, _), cases in seen.items() if len(cases) > 1}
+        labels = [
+            f"{label} {part(cell)}".strip() if label in crowded else label for label, cell in zip(labels, cells, strict=True)
+        ]
+    return labels
+
+
+def series_of(cell: Cell) -> str:
+    """The competitor as a figure names it: kernel, and the context-parallel scheme where there is one."""
+    return " ".join(str(part) for part in (cell["kernel"], cell["strategy"], cell["exchange"]) if part)
