@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.rows import Row, RowError, read_file, row_files
+from masks.families import FAMILIES
 from plots.statistics import Interval, Ratio, bootstrap_median, median, paired_ratio, quartiles
 
 SILENT = ("missing_backend", "interrupted")
@@ -114,7 +115,7 @@ def load_rows(folder: Path | str) -> list[Row]:
         raise FileNotFoundError(f"no folder {folder}")
     rows: list[Row] = []
     for path in row_files(root):
-        if LOCAL in path.relative_to(root).parts:
+        if path.relative_to(root).parts[0] == LOCAL:
             continue
         try:
             rows.extend(read_file(path))
@@ -174,15 +175,22 @@ def _time(row: Row) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
+def mask_rank(mask: str) -> tuple[int, str]:
+    """Place of a mask in figures and tables: the families in the registry's order, anything else last by name."""
+    names = list(FAMILIES)
+    return (names.index(mask) if mask in FAMILIES else len(names), mask)
+
+
 _SORT_FIELDS = (
     *("gpu", "power_limit", "protocol", "l2", "source", "cp_degree", "dtype", "head_dim", "heads", "kv_heads"),
-    *("deterministic", "seqlen", "batch", "mask", "mask_variant", "seed", "pass", "kernel", "strategy", "exchange", "case_id"),
+    *("deterministic", "mask", "mask_variant", "seqlen", "batch", "seed", "pass", "kernel", "strategy", "exchange", "case_id"),
 )
 
 
 def sort_key(cell: Cell) -> tuple[tuple[bool, Any], ...]:
     """Fixed order of cells: machine, protocol, shape, mask, pass, kernel; absent values first."""
-    return tuple((cell[f] is not None, cell[f] if cell[f] is not None else 0) for f in _SORT_FIELDS)
+    values = [mask_rank(cell[f]) if f == "mask" else cell[f] for f in _SORT_FIELDS]
+    return tuple((value is not None, value if value is not None else 0) for value in values)
 
 
 # -- what a figure holds fixed ---------------------------------------------------------------------------------------
@@ -198,31 +206,52 @@ def settings(cells: Iterable[Cell]) -> dict[tuple[Any, ...], list[Cell]]:
     return dict(groups)
 
 
+_PROBLEM_FIELDS = ("mask", "mask_variant", "mask_digest", "seed", "seqlen", "batch", "heads", "kv_heads", "head_dim", "dtype", "pass")
+
+
+def same_problem(one: Cell, other: Cell) -> bool:
+    """Whether the two computed the very same thing, so that their times may be compared.
+
+    A mask digest that one of them lacks (a failure) does not part them; measured and simulated figures never meet.
+    """
+    a, b = one.row, other.row
+    known = None not in (a["mask_digest"], b["mask_digest"])
+    fields = [f for f in (*_PROBLEM_FIELDS, "source", "mask_params") if known or f != "mask_digest"]
+    return all(a[f] == b[f] for f in fields)
+
+
 _SLOT_PARTS: tuple[Callable[[Cell], str], ...] = (
     lambda c: f"({c['mask_variant']})" if c["mask_variant"] else "",
     lambda c: " ".join(f"{k}={v}" for k, v in sorted(c["mask_params"].items())),
     lambda c: f"B={c['batch']}",
     lambda c: f"seed {c['seed']}",
-    lambda c: f"#{c['case_id'][:6]}",
+    lambda c: f"#{c['mask_digest'][:6]}" if c["mask_digest"] else "",
+    lambda c: f"case {c['case_id'][:6]}",
 )
 
 
 def slot_labels(cells: list[Cell]) -> list[str]:
     """What each cell's mask is called: the family, and of variant, parameters, batch and seed only what is needed.
 
-    Two cells of one series, length and pass never get the same label, so nothing is drawn twice in one place.
+    Two problems of one length and pass never get the same label, so nothing is drawn twice in one place, and what
+    stands side by side is the same mask.
     """
     labels = [str(cell["mask"]) for cell in cells]
-    places = [(series_of(cell), cell["source"], cell["seqlen"], cell["pass"]) for cell in cells]
     for part in _SLOT_PARTS:
-        seen: dict[tuple[Any, ...], set[str]] = defaultdict(set)
-        for cell, label, place in zip(cells, labels, places, strict=True):
-            seen[(label, place)].add(cell["case_id"])
-        crowded = {label for (label, _), cases in seen.items() if len(cases) > 1}
+        places: dict[tuple[Any, ...], list[Cell]] = defaultdict(list)
+        for cell, label in zip(cells, labels, strict=True):
+            places[(label, cell["seqlen"], cell["pass"], cell["source"])].append(cell)
+        crowded = {place[0] for place, members in places.items() if not _one_problem(members)}
         labels = [
             f"{label} {part(cell)}".strip() if label in crowded else label for label, cell in zip(labels, cells, strict=True)
         ]
     return labels
+
+
+def _one_problem(cells: list[Cell]) -> bool:
+    known = next((cell for cell in cells if cell["mask_digest"] is not None), cells[0])
+    alone = len({(series_of(cell), cell["case_id"]) for cell in cells}) == len({series_of(cell) for cell in cells})
+    return alone and all(same_problem(known, cell) for cell in cells)
 
 
 def series_of(cell: Cell) -> str:

@@ -1,0 +1,73 @@
+# On a fresh machine: `make reproduce` measures what the hardware at hand can measure, `make test` checks the project.
+# Both set up .venv first. `make help` lists the rest.
+
+PYTHON      ?= python3
+CONSTRAINTS ?= constraints.txt
+RESULTS     ?= results/local
+# A folder of wheels: `make setup WHEELS=dir` installs from it without a network, on top of the packages of $(PYTHON).
+WHEELS      ?=
+
+VENV := .venv
+PY   := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup reproduce reproduce-single-gpu test lint format doctor plots report summary clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
+
+setup: $(READY)  ## everything into .venv (WHEELS=dir: without a network)
+
+$(READY): pyproject.toml $(wildcard $(CONSTRAINTS))
+	$(PYTHON) -m venv $(VENV)
+ifeq ($(WHEELS),)
+	$(PY) -m pip install --quiet --upgrade pip
+	$(PY) -m pip install --quiet $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[dev]'
+else
+	@# The packages that $(PYTHON) already has stay visible: a GPU machine brings its own torch.
+	$(PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))" > "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/parent.pth"
+	$(PY) -m pip install --quiet --no-index --find-links $(WHEELS) --no-build-isolation -e '.[test]'
+endif
+	@touch $@
+
+reproduce: setup  ## set up, measure what this hardware can, draw, report
+	$(PY) -m harness.doctor
+	$(PY) -m harness sweep=reproduce results_dir=$(RESULTS)
+	$(PY) -m plots $(RESULTS) --out $(RESULTS)/plots
+	$(PY) -m harness.report $(RESULTS)
+	$(PY) -m harness.summary $(RESULTS) --table
+
+reproduce-single-gpu: setup  ## the 12 masks at 4K to 128K on one GPU, every competitor that runs here
+	$(PY) -m harness.doctor
+	$(PY) -m harness experiment=paper_single_gpu results_dir=$(RESULTS)
+	$(PY) -m plots $(RESULTS) --out $(RESULTS)/plots
+	$(PY) -m harness.report $(RESULTS)
+	$(PY) -m harness.summary $(RESULTS) --table
+
+test: setup  ## all tests that this hardware allows
+	$(PY) -m pytest -q -n 2
+
+lint: setup  ## style, formatting and types
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: setup  ## rewrite the code in the project's format
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+doctor: setup  ## which competitors can run here, and why not
+	$(PY) -m harness.doctor
+
+plots: setup  ## figures from the rows below RESULTS
+	$(PY) -m plots $(RESULTS) --out $(RESULTS)/plots
+
+report: setup  ## one HTML file from the rows below RESULTS
+	$(PY) -m harness.report $(RESULTS)
+
+summary: setup  ## results/summary.csv from the committed rows
+	$(PY) -m harness.summary results --out results/summary.csv
+
+clean:  ## remove what was built (recorded rows stay)
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

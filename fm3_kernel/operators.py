@@ -1,0 +1,130 @@
+"""The PyTorch operators ``fm3::attention_forward`` and ``fm3::attention_backward``.
+
+They carry a column mask flattened to tensors and numbers through the dispatcher, so that autograd, ``torch.compile``
+and fake tensors work. The schema is fixed; implementations are chosen by device: the reference is registered for every
+device, a kernel for one device overrides it there. Arguments are checked by the public door (``fm3_kernel.attention``),
+not here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fm3_kernel import reference
+from masks.column_mask import ColumnMask
+
+_MASK = "Tensor? lts, Tensor? lte, Tensor? uts, Tensor? ute, Tensor? block_mask, bool causal"
+_OPTIONS = "float scale, bool deterministic"
+
+library = torch.library.Library("fm3", "DEF")
+library.define(f"attention_forward(Tensor q, Tensor k, Tensor v, {_MASK}, {_OPTIONS}) -> (Tensor out, Tensor lse)")
+library.define(
+    "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"{_MASK}, {_OPTIONS}, bool need_q, bool need_k, bool need_v) -> (Tensor dq, Tensor dk, Tensor dv)"
+)
+
+OptionalTensor = Tensor | None
+
+
+def _mask(q: Tensor, k: Tensor, vectors: tuple[OptionalTensor, ...], causal: bool) -> ColumnMask:
+    lts, lte, uts, ute, block_mask = vectors
+    return ColumnMask(lts, lte, uts, ute, block_mask, causal, seqlen_q=q.shape[1], seqlen_k=k.shape[1])
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lts: OptionalTensor,
+    lte: OptionalTensor,
+    uts: OptionalTensor,
+    ute: OptionalTensor,
+    block_mask: OptionalTensor,
+    causal: bool,
+    scale: float,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor]:
+    # The reference is always deterministic, so the flag has nothing to choose here.
+    return reference.forward(q, k, v, _mask(q, k, (lts, lte, uts, ute, block_mask), causal), scale)
+
+
+def _backward(
+    dout: Tensor,
+    dlse: OptionalTensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    lts: OptionalTensor,
+    lte: OptionalTensor,
+    uts: OptionalTensor,
+    ute: OptionalTensor,
+    block_mask: OptionalTensor,
+    causal: bool,
+    scale: float,
+    deterministic: bool,
+    need_q: bool,
+    need_k: bool,
+    need_v: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    mask = _mask(q, k, (lts, lte, uts, ute, block_mask), causal)
+    dq, dk, dv = reference.backward(dout, dlse, q, k, v, out, lse, mask, scale, needs=(need_q, need_k, need_v))
+    # An operator cannot return None: a gradient that nobody wants is a tensor of no elements.
+    return (
+        q.new_empty(0) if dq is None else dq,
+        k.new_empty(0) if dk is None else dk,
+        v.new_empty(0) if dv is None else dv,
+    )
+
+
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty(q.shape), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=lse_dtype)
+
+
+def _fake_backward(
+    dout: Tensor, dlse: OptionalTensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    wanted = zip((q, k, v), rest[-3:], strict=True)
+    dq, dk, dv = (x.new_empty(x.shape) if need else x.new_empty(0) for x, need in wanted)
+    return dq, dk, dv
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    # The mask is saved whole: without it the backward would silently be that of another problem. Saved tensors are
+    # also version-checked, so a mask changed in place between the passes is an error and not a wrong gradient.
+    ctx.save_for_backward(*inputs[:8], *output)
+    ctx.options = inputs[8:]
+
+
+def _attention_backward(ctx: Any, dout: OptionalTensor, dlse: OptionalTensor) -> tuple[OptionalTensor, ...]:
+    q, k, v, lts, lte, uts, ute, block_mask, out, lse = ctx.saved_tensors
+    causal, scale, deterministic = ctx.options
+    needs = tuple(ctx.needs_input_grad[:3])
+    grads: tuple[OptionalTensor, ...] = (None, None, None)
+    if any(needs) and not (dout is None and dlse is None):
+        if dout is None:
+            dout = torch.zeros_like(out)
+        vectors = (lts, lte, uts, ute, block_mask)
+        found = torch.ops.fm3.attention_backward(dout, dlse, q, k, v, out, lse, *vectors, causal, scale, deterministic, *needs)
+        grads = tuple(grad if need else None for grad, need in zip(found, needs, strict=True))
+    return (*grads, *(None,) * 8)
+
+
+def _no_double_backward(ctx: Any, *grads: OptionalTensor) -> tuple[None, ...]:
+    raise RuntimeError(
+        "flashmask_attention has no second derivative: its backward was differentiated (create_graph=True). "
+        "Use dense attention for a gradient penalty"
+    )
+
+
+library.impl("attention_forward", _forward, "CompositeExplicitAutograd")
+library.impl("attention_backward", _backward, "CompositeExplicitAutograd")
+torch.library.register_fake("fm3::attention_forward", _fake_forward, lib=library)
+torch.library.register_fake("fm3::attention_backward", _fake_backward, lib=library)
+torch.library.register_autograd("fm3::attention_forward", _attention_backward, setup_context=_save, lib=library)
+torch.library.register_autograd("fm3::attention_backward", _no_double_backward, lib=library)

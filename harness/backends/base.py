@@ -1,0 +1,79 @@
+"""What a competitor is: a name, whether it can run here, what it can express, and how it is prepared.
+
+One file a competitor beside this one. Nothing here measures; ``harness.worker`` does, the same way for all.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from torch import Tensor
+
+from harness.cases import Problem
+from harness.provenance import ROOT, hash_files
+from masks.column_mask import ColumnMask
+
+Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+"""(q, k, v) to (out, LSE or None), in the backend's layout; LSE is float32 [B, H, S], natural log. Differentiable."""
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a competitor can run on a device, its version, and if not why and what would help."""
+
+    ok: bool
+    version: str | None = None
+    reason: str | None = None
+    install: str | None = None
+
+
+class Backend(ABC):
+    """One competitor."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    layout: ClassVar[str] = "bhsd"
+    """Memory order of its tensors: ``bshd`` or ``bhsd``. Inputs hold the same values in either."""
+    sources: ClassVar[tuple[str, ...]] = ()
+    """Files and folders of this repository that determine what it computes and how fast."""
+
+    @abstractmethod
+    def probe(self, device: str) -> Availability:
+        """Whether it can run on ``device`` (``cuda`` or ``cpu``). Must not touch the device's memory."""
+
+    @abstractmethod
+    def unsupported(self, problem: Problem, mask: ColumnMask, pass_: str, device: str) -> str | None:
+        """Why it cannot do this problem and pass, or None."""
+
+    @abstractmethod
+    def prepare(self, problem: Problem, mask: ColumnMask) -> Attend:
+        """Everything that is made once for a mask (timed apart as ``setup_ms``). ``mask`` lies on the device."""
+
+    def source_hash(self, device: str) -> str:
+        """Hash of what determines this competitor's speed: its version and the files it is made of here."""
+        version = self.probe(device).version
+        files = [ROOT / name for name in (*self.sources, f"harness/backends/{Path(self.file).name}")]
+        return hash_files(files, salt=f"{self.name} {version}")
+
+    @property
+    def file(self) -> str:
+        """The file that defines this backend."""
+        import sys
+
+        return str(sys.modules[type(self).__module__].__file__)
+
+
+def gib(count: float) -> str:
+    """A number of bytes in GiB, for messages."""
+    return f"{count / 2**30:.1f} GiB"
+
+
+def torch_version() -> str:
+    """Version of torch, with the build tag."""
+    import torch
+
+    return str(torch.__version__)

@@ -1,0 +1,124 @@
+"""From a run to the groups of cases it means: every mask at every length, documents resolved, competitors chosen.
+
+Everything that can be refused is refused here, before the first measurement: a file of lengths that cannot be read, a
+sequence too short for a family, a GPU that is not there, a problem beyond this CPU. Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harness.backends import BACKENDS
+from harness.cases import Group, MaskSpec, Problem
+from harness.config.errors import ConfigError
+from harness.config.run_config import Documents as FileOfLengths
+from harness.config.run_config import RunConfig
+from harness.lengths import Policy, pack, read_lengths
+from harness.limits import too_much
+from harness.machine import Machine
+from masks.column_mask import ColumnMask, MaskError
+from masks.documents import Document, Documents, paper_documents, sampled_documents
+from masks.families import FAMILIES, build_mask
+from masks.tiles import exact_density
+
+
+def expand(config: RunConfig, machine: Machine) -> list[Group]:
+    """One group a (length, mask, document list), shortest first.
+
+    Raises:
+        ConfigError: what was asked cannot run here; the message says why and what would.
+    """
+    _check_device(config, machine)
+    kernels = choose_kernels(config)
+    groups: list[Group] = []
+    for spec, seqlen in _masks(config):
+        problem = Problem(
+            mask=spec,
+            seqlen=seqlen,
+            batch=config.batch_at(seqlen),
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            dtype=config.dtype,
+            seed=config.seed,
+        )
+        group = Group(problem, kernels, config.passes, config.device, config.timing, config.deterministic)
+        mask = _one_head(problem)
+        if config.device == "cpu":
+            refusal = too_much(group, exact_density(mask), machine)
+            if refusal is not None:
+                raise ConfigError(refusal)
+        groups.append(group)
+    return groups
+
+
+def choose_kernels(config: RunConfig) -> tuple[str, ...]:
+    """The competitors: those named, as named (one that is missing gets a row that says so); else all that can run."""
+    if config.kernels is not None:
+        return config.kernels
+    return tuple(name for name, backend in BACKENDS.items() if backend.probe(config.device).ok)
+
+
+def _check_device(config: RunConfig, machine: Machine) -> None:
+    if config.device != "cuda":
+        return
+    if machine.gpu is None:
+        raise ConfigError(f"hardware={config.hardware} runs on a GPU and torch sees none here; use device=cpu")
+    if config.gpus and machine.gpu not in config.gpus:
+        raise ConfigError(
+            f"hardware={config.hardware} is for {', '.join(config.gpus)} and this GPU is {machine.gpu}; use hardware=auto"
+        )
+
+
+def _masks(config: RunConfig) -> Iterator[tuple[MaskSpec, int]]:
+    """Every mask with its length, documents resolved; a family without documents comes once a length."""
+    for seqlen in sorted(config.seqlens):
+        lists = None
+        for name in config.families:
+            family = FAMILIES[name]
+            params = {key: value for key, value in family.params.items() if value is not None}
+            params |= {key: value for key, value in config.params.items() if key in family.params}
+            if not family.needs_documents:
+                yield MaskSpec(name, params=params), seqlen
+                continue
+            if lists is None:
+                lists = _resolve_documents(config, seqlen)
+            for variant, documents in lists.items():
+                triples = tuple((item.length, item.prefix, item.flag) for item in documents)
+                yield MaskSpec(name, variant, triples, params), seqlen
+
+
+def _resolve_documents(config: RunConfig, seqlen: int) -> dict[str, Documents]:
+    """Document lists for one length, by the name that rows record.
+
+    The name of a file is recorded without its folder: rows hold no paths of a machine.
+    """
+    source = config.documents
+    try:
+        if source.source == "paper":
+            return {variant: paper_documents(seqlen, variant) for variant in source.variants}
+        if source.source == "sampled":
+            return {"sampled_cut" if source.cut else "sampled": sampled_documents(seqlen, config.seed, source.cut)}
+        return {Path(str(source.lengths)).name: _documents_of_file(source, seqlen, config.seed)}
+    except (ValueError, OSError) as error:
+        where = f"mask.lengths={source.lengths}" if source.lengths is not None else f"seqlen={seqlen}"
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _documents_of_file(source: FileOfLengths, seqlen: int, seed: int) -> Documents:
+    path = Path(str(source.lengths))
+    policy = source.policy or Policy.IN_ORDER
+    return pack(read_lengths(path, source.column), seqlen, policy, seed, cut=source.cut, name=path.name)
+
+
+def _one_head(problem: Problem) -> ColumnMask:
+    """The problem's mask for one batch item and head: shows that it can be built, and how dense it is."""
+    spec = problem.mask
+    documents = None if spec.documents is None else tuple(Document(*triple) for triple in spec.documents)
+    params: dict[str, Any] = dict(spec.params)
+    try:
+        return build_mask(spec.family, problem.seqlen, documents=documents, seed=problem.seed, **params)
+    except MaskError as error:
+        raise ConfigError(f"mask={spec.family} seqlen={problem.seqlen}: {error}") from error

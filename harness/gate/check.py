@@ -1,0 +1,265 @@
+"""The rule: when a competitor's result counts as right.
+
+Per block of 128 rows (columns for dk and dv): the largest error is at most twice that of dense maths in the same dtype
+plus one rounding of the block's largest value, and the relative L2 error at most twice too. A tensor-wide maximum would
+be set by the shortest rows and pass a kernel that drops whole tiles. The census then counts every visible pair in every
+head. Rows that see nothing must be exactly 0, with an LSE of -inf.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.backends.base import Attend
+from harness.gate.census import Expected, HeadCensus, code_passes, expect
+from harness.gate.oracle import Block, Oracle
+from harness.inputs import Inputs, to_bshd
+from masks.column_mask import ColumnMask
+
+SAMPLE_ABOVE = 8192
+"""Lengths above this are checked on a sample of blocks."""
+SAMPLE = 16
+"""Row blocks and column blocks of such a sample, at least."""
+
+# Relative errors of float32 sums, which no order of summation is to blame for: over a row, and over many thousand equal terms.
+_SHORT_SUM, _LONG_SUM = 1e-6, 1e-5
+
+
+class Incorrect(Exception):
+    """A competitor's result breaks the rule. ``errors`` holds what was measured until then."""
+
+    def __init__(self, reason: str, errors: dict[str, float]) -> None:
+        super().__init__(reason)
+        self.errors = errors
+
+
+def check(
+    attend: Attend,
+    layout: str,
+    mask: ColumnMask,
+    inputs: Inputs,
+    oracle: Oracle,
+    gradients: bool,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Check one competitor on the problem's own inputs and by census.
+
+    Args:
+        attend: the prepared competitor, in its ``layout``.
+        inputs: ``[B, S, H, D]`` tensors; ``oracle`` is of the same.
+        gradients: check dq, dk and dv too.
+
+    Returns:
+        The largest error of every tensor over its allowance (1 = at the limit), and the census' largest misses.
+
+    Raises:
+        Incorrect: names the tensor, the block and the figures.
+    """
+    errors: dict[str, float] = {}
+    _check_blocks(attend, layout, inputs, oracle, gradients, seed, errors)
+    _check_census(attend, layout, mask, inputs, gradients, oracle.scale, seed, errors)
+    return errors
+
+
+def run(attend: Attend, layout: str, inputs: Inputs, gradients: bool) -> dict[str, Tensor | None]:
+    """One call through autograd, as a user makes it: out, lse, dq, dk, dv as ``[B, S, H, D]``."""
+    own = inputs.in_layout(layout)
+    if not gradients:
+        with torch.no_grad():
+            out, lse = attend(own.q, own.k, own.v)
+        return {"out": to_bshd(out, layout), "lse": lse}
+    leaves = [t.detach().requires_grad_() for t in (own.q, own.k, own.v)]
+    out, lse = attend(*leaves)
+    found = torch.autograd.grad(out, leaves, own.dout)
+    named = dict(zip(("dq", "dk", "dv"), (to_bshd(g, layout) for g in found), strict=True))
+    return {"out": to_bshd(out.detach(), layout), "lse": None if lse is None else lse.detach(), **named}
+
+
+def _ends(count: int) -> Sequence[int]:
+    return sorted({0, count - 1}) if count else []
+
+
+def _check_blocks(
+    attend: Attend, layout: str, inputs: Inputs, oracle: Oracle, gradients: bool, seed: int, errors: dict[str, float]
+) -> None:
+    result = run(attend, layout, inputs, gradients)
+    for name, tensor in result.items():
+        if tensor is not None and name != "lse" and not bool(torch.isfinite(tensor).all()):
+            raise Incorrect(f"{name} holds values that are not finite", errors)
+    row_tiles = oracle.sampled_tiles(oracle.rows, seed, SAMPLE_ABOVE, SAMPLE)
+    column_tiles = oracle.sampled_tiles(oracle.columns, seed + 1, SAMPLE_ABOVE, SAMPLE)
+    for item in _ends(inputs.q.shape[0]):
+        for head in _ends(oracle.heads):
+            lse = result["lse"]
+            if lse is not None:
+                _judge_lse(lse[item, head], oracle.head_rows(item, head)[1], item, head, errors)
+            for tile in row_tiles:
+                for block in oracle.row_block(item, head, tile, gradients):
+                    _judge(result[block.tensor], block, errors)
+        if gradients:
+            for kv_head in _ends(oracle.kv_heads):
+                for tile in column_tiles:
+                    for block in oracle.column_block(item, kv_head, tile):
+                        _judge(result[block.tensor], block, errors)
+
+
+def _judge(tensor: Tensor | None, block: Block, errors: dict[str, float]) -> None:
+    assert tensor is not None  # out always is; the gradients are when asked for
+    found = tensor[block.item, block.start : block.end, block.head].to(block.exact.dtype)
+    plain = block.plain.to(block.exact.dtype)
+    unit = max(torch.finfo(tensor.dtype).eps / 2, _SHORT_SUM)  # one rounding
+    exact_max, exact_norm = float(block.exact.abs().max()), float(block.exact.norm())
+    most = 2 * float((plain - block.exact).abs().max()) + unit * exact_max
+    most_norm = 2 * float((plain - block.exact).norm()) + unit * exact_norm
+    miss, miss_norm = float((found - block.exact).abs().max()), float((found - block.exact).norm())
+    where = f"{block.tensor}[batch {block.item}, rows {block.start}:{block.end}, head {block.head}]"
+    for kind, value, limit in (("largest error", miss, most), ("L2 error", miss_norm, most_norm)):
+        key = f"{block.tensor}_{'max' if kind == 'largest error' else 'l2'}"
+        share = value / limit if limit > 0 else (math.inf if value > 0 else 0.0)
+        errors[key] = round(max(errors.get(key, 0.0), min(share, 1e9)), 4)
+        if not share <= 1:
+            raise Incorrect(f"{where}: {kind} {value:.3g}, allowed {limit:.3g}", errors)
+
+
+def _judge_lse(found: Tensor, exact: Tensor, item: int, head: int, errors: dict[str, float]) -> None:
+    found = found.to(exact.dtype)
+    empty = exact == -torch.inf
+    if not bool((found[empty] == -torch.inf).all()):
+        raise Incorrect(f"LSE of a row without keys is not -inf (batch {item}, head {head})", errors)
+    miss = float((found - exact)[~empty].abs().max()) if bool((~empty).any()) else 0.0
+    # float32 sums of many terms; a wrong base or sign is off by far more.
+    limit = 1e-3 + 1e-5 * float(exact[~empty].abs().max() if bool((~empty).any()) else 0.0)
+    errors["lse_max"] = round(max(errors.get("lse_max", 0.0), miss / limit), 4)
+    if not miss <= limit:
+        raise Incorrect(f"LSE is off by {miss:.3g} (batch {item}, head {head}), allowed {limit:.3g}", errors)
+
+
+def _check_census(
+    attend: Attend,
+    layout: str,
+    mask: ColumnMask,
+    inputs: Inputs,
+    gradients: bool,
+    scale: float,
+    seed: int,
+    errors: dict[str, float],
+) -> None:
+    batch, _, heads, dim = inputs.q.shape
+    kv_heads, device, dtype = inputs.k.shape[2], inputs.q.device, inputs.q.dtype
+    generator = torch.Generator().manual_seed(seed)
+    signs = (torch.randint(0, 2, (mask.seqlen_k,), generator=generator) * 2 - 1).to(device).float()
+
+    def spread(rows: Tensor, count: int) -> Tensor:
+        """[S, D] to [B, S, count, D] in the dtype of the problem."""
+        return rows.to(dtype)[None, :, None].expand(batch, -1, count, -1).contiguous()
+
+    census = [[HeadCensus(mask, b, h) for h in range(mask.heads)] for b in range(mask.batch)]
+    rows_passes = code_passes(mask.seqlen_q, dim, device)
+    columns_passes = code_passes(mask.seqlen_k, dim, device)
+    for number in range(max(len(rows_passes), len(columns_passes))):
+        codes_q = rows_passes[min(number, len(rows_passes) - 1)]
+        codes_k = columns_passes[min(number, len(columns_passes) - 1)]
+        code_q, code_k = codes_q.of_positions(mask.seqlen_q), codes_k.of_positions(mask.seqlen_k)
+        flat_q, flat_k = torch.zeros_like(code_q), torch.zeros_like(code_k)
+        signed = signs[:, None].expand(-1, dim)
+        plain = Inputs(spread(flat_q, heads), spread(code_k, kv_heads), spread(code_k, kv_heads), spread(code_q, heads))
+        results = [run(attend, layout, plain, False)]
+        if gradients:
+            values = spread(signed, kv_heads)
+            for_dq = Inputs(plain.q, spread(signed * code_k, kv_heads), values, plain.dout)
+            for_dk = Inputs(spread(code_q, heads), spread(flat_k, kv_heads), values, plain.dout)
+            results += [run(attend, layout, for_dq, True), run(attend, layout, for_dk, True)]
+        _compare(census, results, (codes_q, codes_k), signs, scale, (batch, heads, kv_heads), errors)
+
+
+def _compare(
+    census: list[list[HeadCensus]],
+    results: list[dict[str, Tensor | None]],
+    codes: tuple[Any, Any],
+    signs: Tensor,
+    scale: float,
+    shape: tuple[int, int, int],
+    errors: dict[str, float],
+) -> None:
+    batch, heads, kv_heads = shape
+    mask_batch, mask_heads = len(census), len(census[0]) if census else 0
+    out, lse = results[0]["out"], results[0]["lse"]
+    assert out is not None
+    unit = max(torch.finfo(out.dtype).eps, _LONG_SUM)
+    # An expectation serves all the batch items and query heads that share it.
+    for b in range(mask_batch):
+        items = slice(None) if mask_batch == 1 else slice(b, b + 1)
+        group: dict[int, list[Expected]] = {}
+        for m in range(mask_heads):
+            expected = expect(census[b][m], *codes, signs, scale)
+            per_mask = heads // mask_heads
+            q_heads = slice(m * per_mask, (m + 1) * per_mask)
+            _count_out(out[items, :, q_heads], expected, unit, errors)
+            if lse is not None:
+                _count_lse(lse[items, q_heads], expected.counts, errors)
+            if len(results) > 1:
+                dq = results[1]["dq"]
+                assert dq is not None
+                _near(dq[items, :, q_heads], expected.dq[:, None], expected.dq_size[:, None], unit, "dq", errors)
+                for kv_head in {h * kv_heads // heads for h in range(m * per_mask, (m + 1) * per_mask)}:
+                    group.setdefault(kv_head, []).append(expected)
+        if len(results) > 1:
+            _compare_group(results, items, group, heads // kv_heads, unit, errors)
+
+
+def _compare_group(
+    results: list[dict[str, Tensor | None]],
+    items: slice,
+    group: dict[int, list[Expected]],
+    group_size: int,
+    unit: float,
+    errors: dict[str, float],
+) -> None:
+    """dk and dv are sums over the query heads of a group, which may have masks of their own."""
+    dv, dk = results[1]["dv"], results[2]["dk"]
+    assert dv is not None and dk is not None
+    for kv_head, members in group.items():
+        copies = group_size // len(members)
+        total_dv = copies * sum(e.dv for e in members)
+        total_dk = copies * sum(e.dk for e in members)
+        size = copies * sum(e.dk_size for e in members)
+        _near(dv[items, :, kv_head], total_dv, total_dv, unit, "dv", errors)
+        _near(dk[items, :, kv_head], total_dk, size, unit, "dk", errors)
+
+
+def _worst(miss: Tensor, limit: Tensor, name: str, errors: dict[str, float]) -> None:
+    share = float((miss / limit).nan_to_num(nan=1e9).max()) if miss.numel() else 0.0
+    errors[f"census_{name}"] = round(max(errors.get(f"census_{name}", 0.0), min(share, 1e9)), 4)
+    if share > 1:
+        position = int((miss / limit).nan_to_num(nan=1e9).argmax())
+        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(position), miss.shape))
+        raise Incorrect(f"census of {name}: off by {share:.3g} times the allowance at {index} of {tuple(miss.shape)}", errors)
+
+
+def _count_out(out: Tensor, expected: Expected, unit: float, errors: dict[str, float]) -> None:
+    """Counts are whole numbers: less than half a key off, but for two roundings of the quotient."""
+    if bool(out[:, expected.counts == 0].any()):
+        raise Incorrect("census of out: a row without keys is not exactly 0", errors)
+    found, counts = out.float() * expected.counts[:, None, None], expected.out[:, None]
+    _worst((found - counts).abs(), (0.45 + unit * counts).expand_as(found), "out", errors)
+
+
+def _count_lse(lse: Tensor, counts: Tensor, errors: dict[str, float]) -> None:
+    """exp(LSE) is the number of visible keys of the row; -inf means none."""
+    empty = counts == 0
+    if not bool((lse[..., empty] == -torch.inf).all()):
+        raise Incorrect("census of lse: a row without keys has an LSE other than -inf", errors)
+    seen = counts[~empty]
+    limit = torch.maximum(0.45 / seen, torch.full_like(seen, 3e-6))
+    _worst((lse[..., ~empty].float() - seen.log()).abs(), limit.expand_as(lse[..., ~empty]), "lse", errors)
+
+
+def _near(found: Tensor, expected: Tensor, size: Tensor, unit: float, name: str, errors: dict[str, float]) -> None:
+    """Sums of rounded terms: within two roundings of the sum of their absolute values; exactly 0 where nothing adds."""
+    limit = (2 * unit * size).clamp(min=1e-30)
+    _worst((found.to(expected.dtype) - expected).abs(), limit.expand_as(found), name, errors)

@@ -1,0 +1,49 @@
+"""What is too much for a CPU: an estimate of memory and time before anything runs.
+
+A GPU that is asked too much says so in seconds, and the row records it. A CPU starts swapping, or computes for hours. The
+estimates are for the inputs and the calls; what one competitor needs beyond that it knows itself (``Backend.unsupported``).
+"""
+
+from __future__ import annotations
+
+from harness.backends.base import gib
+from harness.cases import Group
+from harness.machine import Machine
+
+TENSORS = 16
+"""float32 tensors of the shape of q alive at once: inputs, outputs, gradients, a second layout, the check's own copies."""
+
+SHARE = 0.8
+"""Share of the available memory that a run may plan with."""
+
+CORE_FLOPS = 10e9
+"""float32 FLOP/s that one core surely reaches. Wrong by a factor of a few on any machine, which is what it is for."""
+
+PASS_FACTOR = {"forward": 1.0, "backward": 2.5, "both": 3.5}
+"""FLOPs of a pass in forwards (the backward recomputes the scores)."""
+
+
+def too_much(group: Group, density: float, machine: Machine) -> str | None:
+    """Why the group cannot sensibly run on this CPU, or None.
+
+    Args:
+        group: the problem and its competitors.
+        density: visible pairs over all pairs.
+        machine: cores and available memory.
+    """
+    p = group.problem
+    need = TENSORS * 4 * p.batch * p.seqlen * p.heads * p.head_dim
+    free = machine.memory_available
+    if free is not None and need > SHARE * free:
+        return (
+            f"{group.title} needs about {gib(need)} of memory and {gib(free)} are available; "
+            "take a shorter sequence, fewer heads or a smaller batch"
+        )
+    flops = 4.0 * p.batch * p.heads * p.seqlen**2 * p.head_dim * density * max(PASS_FACTOR[name] for name in group.passes)
+    seconds = group.timing.min_samples * flops / (CORE_FLOPS * machine.cores)
+    if seconds > group.timing.timeout_s:
+        return (
+            f"{group.title} would compute for about {seconds:.0f} s a round on {machine.cores} cores, more than "
+            f"timing.timeout_s={group.timing.timeout_s:g}; take a shorter sequence or fewer heads, or raise timing.timeout_s"
+        )
+    return None

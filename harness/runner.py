@@ -1,0 +1,295 @@
+"""The runner: takes a plan through worker processes into the store, whatever a competitor does on the way.
+
+Resumes from what is recorded, blames the competitor in flight when a worker dies or hangs and goes on without it,
+appends every round as one block, and says in the exit code whether everything went well. It never touches the device
+itself.
+"""
+
+from __future__ import annotations
+
+import signal
+import statistics
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harness.backends import BACKENDS
+from harness.cases import Group
+from harness.child import WORKER, Child, ChildDied, ChildHung
+from harness.progress import Display
+from harness.provenance import environment, git_state, tree_hash
+from harness.resume import Planned, Recorded, plan
+from harness.rows import SCHEMA_VERSION, Row, RowError, read_rows
+from harness.store import Store, StoreError, new_run_id
+from harness.timing import TIMING_VERSION
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_BAD_DATA, EXIT_INTERRUPTED = 0, 1, 2, 4, 130
+
+# Floating-point operations per visible pair, query head and element of the head.
+_FLOPS = {"forward": 4.0, "backward": 10.0, "both": 14.0}
+_GOOD = ("ok", "unsupported")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run. ``peak_tflops``: the machine's peak; a faster figure is refused as wrong."""
+
+    results_dir: Path
+    dry_run: bool = False
+    overrides: tuple[str, ...] = ()
+    config_hash: str = ""
+    peak_tflops: float | None = None
+    worker: tuple[str, ...] = WORKER
+
+
+def run(groups: list[Group], options: RunOptions) -> int:
+    """Measure what the plan asks for and the store does not have yet.
+
+    Returns:
+        0 all cases ok or unsupported; 1 some failed; 2 the results folder cannot be written; 4 stored rows are broken;
+        130 interrupted.
+    """
+    if not groups:
+        print("nothing to run: the plan is empty")
+        return EXIT_OK
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _Run(groups, options).go()
+    except RowError as error:
+        print(f"a stored row cannot be read: {error}")
+        return EXIT_BAD_DATA
+    except StoreError as error:
+        print(error)
+        return EXIT_USAGE
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+class _Run:
+    def __init__(self, groups: list[Group], options: RunOptions) -> None:
+        self.options = options
+        self.device = groups[0].device
+        kernels = {kernel for group in groups for kernel in group.kernels}
+        self.available = {kernel: BACKENDS[kernel].probe(self.device) for kernel in kernels}
+        self.hashes = {kernel: BACKENDS[kernel].source_hash(self.device) for kernel in kernels}
+        self.record = environment(self.device)
+        self.groups = groups
+        self.statuses: Counter[str] = Counter()
+
+    def go(self) -> int:
+        options = self.options
+        if options.dry_run:
+            return self._show_plan(self._plan(self._digest()))
+        self.store = Store(options.results_dir, new_run_id())
+        try:
+            self.environment = self.store.write_environment(self.record)
+            planned = self._plan(self.environment)
+            return self._execute(planned)
+        finally:
+            self.store.close()
+
+    def _digest(self) -> str:
+        from harness.cases import stable_hash
+
+        return stable_hash(self.record)
+
+    def _plan(self, environment_hash: str) -> list[Planned]:
+        self.recorded = Recorded(read_rows(self.options.results_dir), environment_hash)
+        return plan(self.groups, self.hashes, self.recorded)
+
+    def _show_plan(self, planned: list[Planned]) -> int:
+        for item in planned:
+            rounds = f"rounds {item.first_round}-{item.group.timing.rounds - 1}"
+            print(f"{item.group.title}: {', '.join(item.group.kernels)} ({', '.join(item.group.passes)}; {rounds})")
+        total = sum(len(group.kernels) * group.timing.rounds for group in self.groups)
+        left = sum(len(item.group.kernels) * item.rounds_left for item in planned)
+        print(f"{left} of {total} rounds to measure into {self.options.results_dir}; nothing was run")
+        return EXIT_OK
+
+    def _execute(self, planned: list[Planned]) -> int:
+        steps = sum(len(item.group.kernels) * (item.rounds_left + 1) for item in planned)
+        self.child: Child | None = None
+        with Display(steps) as self.display:
+            if not planned:
+                self.display.note("everything asked for is already recorded")
+            try:
+                for item in planned:
+                    self._group(item)
+            except KeyboardInterrupt:
+                self.display.note("interrupted; recorded rounds are kept, the same command goes on from here")
+                if self.child is not None:
+                    self.child.kill()
+                return EXIT_INTERRUPTED
+            except BaseException:
+                if self.child is not None:
+                    self.child.kill()
+                raise
+            if self.child is not None:
+                self.child.close()
+        failed = {status: n for status, n in sorted(self.statuses.items()) if status not in _GOOD}
+        if failed:
+            self.display.note("not every case went well: " + ", ".join(f"{n} {status}" for status, n in failed.items()))
+        return EXIT_FAILED if failed else EXIT_OK
+
+    def _group(self, item: Planned) -> None:
+        """One group, with a fresh worker and one competitor less after every death or hang."""
+        self.display.group(item.group.title)
+        kernels = []
+        for kernel in item.group.kernels:
+            found = self.available[kernel]
+            if found.ok:
+                kernels.append(kernel)
+                continue
+            hint = f" ({found.install})" if found.install else ""
+            self._verdict(item, kernel, item.group.passes, "missing_backend", f"{found.reason}{hint}", {})
+            self.display.step(item.rounds_left + 1)
+        first_round = item.first_round
+        while kernels:
+            group = replace(item.group, kernels=tuple(kernels))
+            flight = _Flight(first_round)
+            try:
+                if self.child is None:
+                    self.child = Child(self.options.worker)
+                for report in self.child.reports(group, first_round):
+                    self._take(report, Planned(group, first_round), flight)
+                return
+            except (ChildDied, ChildHung) as error:
+                assert self.child is not None
+                self.child.kill()
+                self.child = None
+                status = "timeout" if isinstance(error, ChildHung) else "crash"
+                blamed = [flight.kernel] if flight.kernel in kernels else list(kernels)
+                for kernel in blamed:
+                    reason = f"{error} during {flight.phase}"
+                    self._verdict(Planned(group, first_round), str(kernel), group.passes, status, reason, flight.mask)
+                    kernels.remove(str(kernel))
+                first_round = flight.next_round
+            except KeyboardInterrupt:
+                if flight.kernel is not None:
+                    where = Planned(group, first_round)
+                    self._verdict(where, flight.kernel, group.passes, "interrupted", f"during {flight.phase}", flight.mask)
+                raise
+
+    def _take(self, report: dict[str, Any], item: Planned, flight: _Flight) -> None:
+        """One report of the worker."""
+        kind = report.pop("event")
+        if kind == "mask":
+            flight.mask = report
+        elif kind == "start":
+            flight.kernel, flight.phase = report["kernel"], report["phase"]
+            self.display.step(1 if report["phase"] == "check" else 0)
+        elif kind == "verdict":
+            facts = flight.mask | {"errors": report.get("errors")}
+            self._verdict(item, report["kernel"], report["passes"], report["status"], report["reason"], facts)
+        elif kind == "round":
+            rows = [self._measured(item.group, report["round"], entry, flight.mask) for entry in report["entries"]]
+            self.store.append(rows)
+            self.statuses.update(row["status"] for row in rows)
+            flight.next_round = report["round"] + 1
+            self.display.step(len({row["kernel"] for row in rows}))
+
+    def _measured(self, group: Group, number: int, entry: dict[str, Any], mask: dict[str, Any]) -> Row:
+        """The row of one timed round."""
+        pass_, kernel = entry["pass"], entry["kernel"]
+        p = group.problem
+        pairs = _FLOPS[pass_] * p.batch * p.heads * p.seqlen**2 * p.head_dim
+        row = self._row(group, kernel, pass_, number) | mask | entry
+        row |= {"flops": pairs * mask["density"], "flops_tile128": pairs * mask["tile_density"]}
+        tflops = row["flops"] / statistics.median(entry["samples_ms"]) / 1e9
+        peak = self.options.peak_tflops
+        if peak is not None and tflops > peak:
+            row |= {name: None for name in ("samples_ms", "flops", "flops_tile128")}
+            row |= {"status": "incorrect", "reason": f"{tflops:.0f} TFLOP/s is above this machine's peak of {peak:g}"}
+            self.display.note(f"  {kernel} {pass_}: {row['reason']}")
+        return row
+
+    def _verdict(
+        self, item: Planned, kernel: str, passes: list[str] | tuple[str, ...], status: str, reason: str, facts: dict[str, Any]
+    ) -> None:
+        """Rows without figures: why these passes of a competitor have none."""
+        rows = []
+        for pass_ in passes:
+            if self.recorded.is_final(item.group.case(kernel, pass_).id, self.hashes[kernel]):
+                continue
+            row = self._row(item.group, kernel, pass_, item.first_round)
+            rows.append(row | facts | {"status": status, "reason": reason})
+        self.store.append(rows)
+        self.statuses.update(row["status"] for row in rows)
+        if status != "unsupported":
+            self.display.note(f"  {kernel}: {status} ({reason})")
+
+    def _row(self, group: Group, kernel: str, pass_: str, number: int) -> Row:
+        """Everything about a row that is known before it is measured."""
+        p, case = group.problem, group.case(kernel, pass_)
+        sha, dirty = git_state()
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "case_id": case.id,
+            "run_id": self.store.run_id,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "status": "ok",
+            "reason": None,
+            "source": "measured",
+            "protocol": group.timing.protocol,
+            "l2": group.timing.l2,
+            "round": number,
+            "order": 0,
+            "kernel": kernel,
+            "kernel_version": self.available[kernel].version,
+            "source_hash": self.hashes[kernel],
+            "build_flags": None,
+            "strategy": None,
+            "exchange": None,
+            "cp_degree": 1,
+            "mask": p.mask.family,
+            "mask_variant": p.mask.variant,
+            "mask_params": dict(p.mask.params),
+            "mask_digest": None,
+            "mask_heads": None,
+            "density": None,
+            "tile_density": None,
+            "seed": p.seed,
+            "seqlen": p.seqlen,
+            "batch": p.batch,
+            "heads": p.heads,
+            "kv_heads": p.kv_heads,
+            "head_dim": p.head_dim,
+            "dtype": p.dtype,
+            "pass": pass_,
+            "deterministic": group.deterministic,
+            "samples_ms": None,
+            "setup_ms": None,
+            "compile_ms": None,
+            "host_us": None,
+            "flops": None,
+            "flops_tile128": None,
+            "errors": None,
+            "device": group.device,
+            "gpu": self.record["gpu"],
+            "gpu_hash": self.record["gpu_hash"],
+            "power_limit": self.record["power_limit"],
+            "clocks": None,
+            "environment": self.environment,
+            "git_sha": sha,
+            "git_dirty": dirty,
+            "tree_hash": tree_hash(),
+            "timing_version": TIMING_VERSION,
+            "config_hash": self.options.config_hash,
+            "overrides": list(self.options.overrides),
+        }
+
+
+@dataclass
+class _Flight:
+    """Where the worker is: what to blame if it dies now, and where to go on."""
+
+    next_round: int
+    kernel: str | None = None
+    phase: str = "building the mask"
+
+    def __post_init__(self) -> None:
+        self.mask: dict[str, Any] = {}

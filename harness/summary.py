@@ -1,0 +1,119 @@
+"""The summary table: all rows below a folder as one CSV file, one line a (case, protocol, GPU).
+
+``python -m harness.summary [RESULTS_DIR] [--out FILE] [--table]``. The same rows give the same bytes.
+
+Which rows count is decided in ``plots.cells``, so that table and figures never disagree: only the newest source hash of
+each kernel on each GPU (newest by the time of its latest row), all its rounds pooled, never the best of history; a case
+takes the status of its newest row, and a wrong result stands until the code changes. A line whose status is not ``ok``
+has no figures. Columns of context-parallel runs stay empty where they do not apply.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.rows import RowError
+from harness.terminal import render_table
+from plots.cells import Cell, cells_of, load_rows
+
+OK, USAGE, BAD_DATA = 0, 2, 4
+
+COLUMNS = (
+    *("gpu", "power_limit", "protocol", "source", "kernel", "kernel_version", "source_hash", "strategy", "exchange", "mask"),
+    *("mask_variant", "seed", "mask_digest", "seqlen", "batch", "heads", "kv_heads", "head_dim", "dtype", "pass"),
+    *("deterministic", "cp_degree", "status", "rounds", "samples", "median_ms", "q25_ms", "q75_ms", "ci_low_ms"),
+    *("ci_high_ms", "setup_ms", "tflops", "tflops_tile128", "density", "tile_density", "t_full_ms", "t_comp_ms"),
+    *("t_comm_ms", "exposed_ms", "bare_comm_ms", "overlap", "balance", "recv_bytes", "recv_bytes_max", "recv_share"),
+    *("plan_ms", "scaling", "host_us", "l2", "git_sha"),
+)
+
+# Columns that are a field of the row as it stands.
+_COPIED = (*COLUMNS[: COLUMNS.index("status")], "density", "tile_density", "l2")
+
+
+def summary_line(cell: Cell) -> dict[str, str]:
+    """One line of the table as text, every column of COLUMNS."""
+    values: dict[str, Any] = dict.fromkeys(COLUMNS)
+    values |= {name: cell[name] for name in _COPIED}
+    values["status"] = cell.status
+    sha = cell["git_sha"]
+    values["git_sha"] = f"{sha}-dirty" if sha and cell["git_dirty"] else sha
+    if cell.ok:
+        low, high = cell.quartiles_ms
+        values |= {
+            "rounds": len(cell.rows),
+            "samples": len(cell.samples),
+            "median_ms": cell.median_ms,
+            "q25_ms": low,
+            "q75_ms": high,
+            "ci_low_ms": cell.interval_ms.low,
+            "ci_high_ms": cell.interval_ms.high,
+            "setup_ms": cell.middle("setup_ms"),
+            "host_us": cell.middle("host_us"),
+            "tflops": cell.tflops(),
+            "tflops_tile128": cell.tflops("tile128"),
+        }
+    return {name: _text(value) for name, value in values.items()}
+
+
+def summary_csv(cells: Sequence[Cell]) -> str:
+    """The whole table, in the order of ``cells``."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(summary_line(cell) for cell in cells)
+    return buffer.getvalue()
+
+
+def _text(value: Any) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code: 0 ok, 2 no folder, no rows or nowhere to write, 4 rows that do not follow the schema."""
+    parser = argparse.ArgumentParser(prog="python -m harness.summary", description="Summarise recorded rows as one CSV file.")
+    parser.add_argument("results_dir", type=Path, nargs="?", default=Path("results"), help="folder with rows (default: results)")
+    parser.add_argument("--out", type=Path, help="the CSV file (default: RESULTS_DIR/summary.csv)")
+    parser.add_argument("--table", action="store_true", help="also print the figures as tables")
+    options = parser.parse_args(arguments)
+    out = options.out or options.results_dir / "summary.csv"
+    try:
+        cells = cells_of(load_rows(options.results_dir))
+    except RowError as error:
+        return _complain(str(error), BAD_DATA)
+    except FileNotFoundError as error:
+        return _complain(str(error), USAGE)
+    if not cells:
+        return _complain(f"no rows below {options.results_dir}: measure first, rows lie in a folder called rows", USAGE)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(summary_csv(cells), encoding="utf-8", newline="")
+    except OSError as error:
+        return _complain(f"cannot write {out}: {error.strerror or error}", USAGE)
+    if options.table:
+        terminal = sys.stdout.isatty()
+        width = os.get_terminal_size().columns if terminal else 100
+        print(render_table(cells, colour=terminal and "NO_COLOR" not in os.environ, width=width))
+    print(f"{out}: {len(cells)} lines, {sum(cell.ok for cell in cells)} with figures")
+    return OK
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"summary: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""How a call is timed: one event pair or clock reading a call, every sample kept, the cache flushed in between.
+
+``TIMING_VERSION`` changes whenever numbers taken before and after would not compare.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from harness.cases import Timing
+
+TIMING_VERSION = 1
+
+Call = Callable[[], object]
+
+# Where the cache size cannot be read.
+_FALLBACK_CACHE = 64 << 20
+
+
+def cache_bytes(device: str) -> int:
+    """Size of the last-level cache: the GPU's L2, or the largest cache the processor reports."""
+    if device == "cuda":
+        return int(torch.cuda.get_device_properties(0).L2_cache_size)
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        if text.endswith("K"):
+            sizes.append(int(text[:-1]) << 10)
+        elif text.endswith("M"):
+            sizes.append(int(text[:-1]) << 20)
+    return max(sizes, default=_FALLBACK_CACHE)
+
+
+class Timer:
+    """Times calls on one device.
+
+    Args:
+        device: ``cuda`` or ``cpu``.
+        timing: how many samples, cold or warm cache.
+    """
+
+    def __init__(self, device: str, timing: Timing) -> None:
+        self.device, self.timing = device, timing
+        flush = 2 * cache_bytes(device) if timing.l2 == "cold" else 0
+        self._flush = torch.empty(flush, dtype=torch.uint8, device=device) if flush else None
+
+    def sync(self) -> None:
+        """Wait for the device."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def samples_for(self, seconds: float) -> int:
+        """How many samples a round takes of a call that lasts ``seconds``."""
+        t = self.timing
+        wanted = t.max_samples if seconds <= 0 else math.ceil(t.target_s / seconds)
+        return max(t.min_samples, min(t.max_samples, wanted))
+
+    def flush(self) -> None:
+        """Push everything else out of the last-level cache."""
+        if self._flush is not None:
+            self._flush.zero_()
+
+    def once(self, call: Call) -> float:
+        """Milliseconds of one call."""
+        return self.measure(call, 1)[0]
+
+    def round(self, call: Call) -> list[float]:
+        """One warm-up that also tells how long a call lasts, then the samples of a round, milliseconds."""
+        return self.measure(call, self.samples_for(self.once(call) / 1000))
+
+    def measure(self, call: Call, count: int) -> list[float]:
+        """``count`` samples, milliseconds. On a GPU the host runs ahead, so launching is not part of them."""
+        return self._on_gpu(call, count) if self.device == "cuda" else self._on_cpu(call, count)
+
+    def _on_gpu(self, call: Call, count: int) -> list[float]:
+        events = []
+        torch.cuda.synchronize()
+        for _ in range(count):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            self.flush()
+            begin.record()
+            result = call()
+            end.record()
+            del result
+            events.append((begin, end))
+        torch.cuda.synchronize()
+        return [begin.elapsed_time(end) for begin, end in events]
+
+    def _on_cpu(self, call: Call, count: int) -> list[float]:
+        samples = []
+        for _ in range(count):
+            self.flush()
+            begin = time.perf_counter()
+            result = call()
+            samples.append((time.perf_counter() - begin) * 1000)
+            del result
+        return samples
+
+    def host_us(self, call: Call, count: int = 20) -> float | None:
+        """Median host time to issue one call, microseconds; None on a CPU, where issuing is computing."""
+        if self.device != "cuda":
+            return None
+        spent = []
+        for _ in range(count):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            result = call()
+            spent.append((time.perf_counter() - begin) * 1e6)
+            del result
+        torch.cuda.synchronize()
+        return sorted(spent)[count // 2]
+
+    def heat(self, seconds: float) -> None:
+        """Keep the matrix units busy for ``seconds``: the sustained protocol starts from a hot chip with flat clocks."""
+        if self.device != "cuda" or seconds <= 0:
+            return
+        a = torch.randn((8192, 8192), device="cuda", dtype=torch.bfloat16)
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            for _ in range(20):
+                a @ a
+            torch.cuda.synchronize()

@@ -1,0 +1,229 @@
+"""The child process: takes groups one by one, checks and times their competitors, reports every step.
+
+Groups arrive as JSON lines on standard input; reports leave as JSON lines through a pipe of their own, so nothing that a
+library prints can be mistaken for one. The child never writes a file of results: whatever happens to it, the parent has
+every round that was reported. It dies with its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from harness.backends import BACKENDS
+from harness.backends.base import Attend
+from harness.cases import Group
+from harness.device import ClockSampler
+from harness.gate import Incorrect, check
+from harness.gate.oracle import Oracle
+from harness.inputs import Inputs, make_inputs, make_mask
+from harness.timing import Call, Timer
+from masks.column_mask import ColumnMask
+from masks.tiles import exact_density, tile_density
+
+Report = Callable[..., None]
+
+_PASSES_OF_GRADIENTS = ("backward", "both")
+
+
+@dataclass
+class Competitor:
+    """One prepared and checked competitor: what it calls for every pass it can do."""
+
+    name: str
+    calls: dict[str, Call]
+    facts: dict[str, Any]
+
+
+def serve(groups: Iterator[tuple[Group, int]], report: Report) -> None:
+    """Run every group from its given first round on."""
+    for group, first_round in groups:
+        run_group(group, first_round, report)
+        report(event="group_done")
+        torch._dynamo.reset()
+        gc.collect()
+        if group.device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def run_group(group: Group, first_round: int, report: Report) -> None:
+    """Prepare, check and time one group; every outcome is reported, none raises but what kills the process."""
+    problem = group.problem
+    mask = make_mask(problem, group.device)
+    report(
+        event="mask",
+        mask_digest=mask.digest(),
+        mask_heads=mask.heads,
+        density=exact_density(mask),
+        tile_density=tile_density(mask),
+    )
+    inputs = make_inputs(problem, group.device)
+    oracle = Oracle(mask, inputs, problem.head_dim**-0.5)
+    timer = Timer(group.device, group.timing)
+    ready = []
+    for name in group.kernels:
+        report(event="start", kernel=name, phase="check")
+        competitor = _enter(name, group, mask, inputs, oracle, timer, report)
+        if competitor is not None:
+            ready.append(competitor)
+    del oracle
+    if ready:
+        _rounds(ready, group, first_round, timer, report)
+
+
+def _enter(
+    name: str, group: Group, mask: ColumnMask, inputs: Inputs, oracle: Oracle, timer: Timer, report: Report
+) -> Competitor | None:
+    """Prepare and check one competitor; None (and a verdict for every pass) when it cannot go on."""
+    backend = BACKENDS[name]
+    able, passes = [], []
+    for pass_ in group.passes:
+        reason = backend.unsupported(group.problem, mask, pass_, group.device)
+        if reason is None:
+            passes.append(pass_)
+        else:
+            report(event="verdict", kernel=name, passes=[pass_], status="unsupported", reason=reason)
+    if not passes:
+        return None
+    gradients = any(pass_ in _PASSES_OF_GRADIENTS for pass_ in passes)
+    with _caught(name, passes, report):
+        begin = time.perf_counter()
+        attend = backend.prepare(group.problem, mask)
+        timer.sync()
+        setup_ms = (time.perf_counter() - begin) * 1000
+        begin = time.perf_counter()
+        calls = _calls(attend, inputs.in_layout(backend.layout), passes, gradients)
+        for call in calls.values():
+            call()
+        timer.sync()
+        compile_ms = (time.perf_counter() - begin) * 1000
+        if setup_ms > 0:
+            # Once more, warm: the first time also pays for loading kernels.
+            begin = time.perf_counter()
+            backend.prepare(group.problem, mask)
+            timer.sync()
+            setup_ms = (time.perf_counter() - begin) * 1000
+        errors = check(attend, backend.layout, mask, inputs, oracle, gradients, group.problem.seed)
+        facts: dict[str, Any] = {"setup_ms": round(setup_ms, 4), "compile_ms": round(compile_ms, 1), "errors": errors}
+        facts["host_us"] = {pass_: timer.host_us(call, 5) for pass_, call in calls.items()}
+        able.append(Competitor(name, calls, facts))
+    return able[0] if able else None
+
+
+def _calls(attend: Attend, inputs: Inputs, passes: list[str], gradients: bool) -> dict[str, Call]:
+    """What is timed for every pass. With gradients the forward pass also saves what the backward needs, as in training."""
+    leaves = [t.detach().requires_grad_(gradients) for t in (inputs.q, inputs.k, inputs.v)]
+
+    def forward() -> torch.Tensor:
+        with contextlib.nullcontext() if gradients else torch.no_grad():
+            return attend(*leaves)[0]
+
+    saved: list[torch.Tensor] = []
+
+    def backward() -> object:
+        if not saved:
+            saved.append(forward())
+        return torch.autograd.grad(saved[0], leaves, inputs.dout, retain_graph=True)
+
+    def both() -> object:
+        return torch.autograd.grad(forward(), leaves, inputs.dout)
+
+    known = {"forward": forward, "backward": backward, "both": both}
+    return {pass_: known[pass_] for pass_ in passes}
+
+
+def _rounds(ready: list[Competitor], group: Group, first_round: int, timer: Timer, report: Report) -> None:
+    """Rounds in alternating order (A B, B A): a drift of the machine hits every competitor alike."""
+    if group.timing.protocol == "sustained":
+        timer.heat(group.timing.heat_s)
+    for number in range(first_round, group.timing.rounds):
+        ordered = ready if number % 2 == 0 else ready[::-1]
+        entries: list[dict[str, Any]] = []
+        for position, competitor in enumerate(ordered):
+            report(event="start", kernel=competitor.name, phase=f"round {number}")
+            for pass_ in list(competitor.calls):
+                clocks = ClockSampler(group.device)
+                samples: list[float] = []
+                with _caught(competitor.name, [pass_], report), clocks:
+                    samples = timer.round(competitor.calls[pass_])
+                if not samples:
+                    del competitor.calls[pass_]  # its verdict is out; the next rounds go on without it
+                    continue
+                entries.append(
+                    {
+                        "kernel": competitor.name,
+                        "pass": pass_,
+                        "order": position,
+                        "samples_ms": [round(sample, 6) for sample in samples],
+                        "clocks": clocks.summary,
+                        **competitor.facts,
+                        "host_us": competitor.facts["host_us"][pass_],
+                    }
+                )
+        report(event="round", round=number, entries=entries)
+
+
+@contextlib.contextmanager
+def _caught(kernel: str, passes: list[str], report: Report) -> Iterator[None]:
+    """Turn what a competitor raises into a verdict, and go on with the next one."""
+    try:
+        yield
+    except Incorrect as error:
+        report(event="verdict", kernel=kernel, passes=passes, status="incorrect", reason=str(error), errors=error.errors)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        report(event="verdict", kernel=kernel, passes=passes, status="oom", reason=_short(error))
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    except Exception as error:  # whatever a competitor throws must not take the others with it
+        status = "compile_error" if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")) else "crash"
+        # An allocation that failed on the host arrives as a plain RuntimeError.
+        if "can't allocate memory" in str(error) or "not enough memory" in str(error):
+            status = "oom"
+        report(event="verdict", kernel=kernel, passes=passes, status=status, reason=_short(error))
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # a broken context raises here and ends this process: the parent starts another
+
+
+def _short(error: BaseException) -> str:
+    """The first line of an error and its type, at most 300 characters."""
+    first = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {first[0]}"[:300]
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends, however that ends."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def main() -> None:
+    """Serve groups from standard input until it closes; ``sys.argv[1]`` is the number of the report pipe."""
+    _die_with_parent()
+    torch.backends.cuda.matmul.allow_tf32 = False  # the oracle's float32 is float32
+    with os.fdopen(int(sys.argv[1]), "w", buffering=1) as pipe:
+
+        def report(**event: Any) -> None:
+            pipe.write(json.dumps(event) + "\n")
+
+        def groups() -> Iterator[tuple[Group, int]]:
+            for line in sys.stdin:
+                message = json.loads(line)
+                yield Group.from_json(json.dumps(message["group"])), int(message["first_round"])
+
+        serve(groups(), report)
+
+
+if __name__ == "__main__":
+    main()

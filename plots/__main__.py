@@ -1,0 +1,52 @@
+"""``python -m plots RESULTS_DIR --out DIR``: draws every figure that the rows allow, and lists what it drew."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.rows import RowError
+from plots import catalogue, style
+from plots.cells import CONVENTIONS, cells_of, load_rows
+from plots.gallery import gallery
+
+USAGE, BAD_DATA = 2, 4
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code: 0 ok, 2 no folder or no rows or an unwritable one, 4 rows that do not follow the schema."""
+    parser = argparse.ArgumentParser(prog="python -m plots", description="Draw figures from recorded rows.")
+    parser.add_argument("results_dir", type=Path, help="folder with rows")
+    parser.add_argument("--out", type=Path, help="where figures go (default: RESULTS_DIR/figures)")
+    parser.add_argument("--convention", choices=sorted(CONVENTIONS), default="exact", help="how operations are counted")
+    options = parser.parse_args(arguments)
+    out = options.out or options.results_dir / "figures"
+    try:
+        cells = cells_of(load_rows(options.results_dir))
+        if not cells:
+            return _complain(f"no rows below {options.results_dir}: measure first, rows lie in a folder called rows", USAGE)
+        count = 0
+        for drawn in [gallery(), *catalogue.figures(cells, options.convention)]:
+            stem = out / drawn.folder / drawn.name
+            style.save(drawn.figure(), drawn.frame, stem)
+            print(f"{stem}  ({', '.join(style.FORMATS)}, csv)  {drawn.title}")
+            count += 1
+    except RowError as error:
+        return _complain(str(error), BAD_DATA)
+    except FileNotFoundError as error:
+        return _complain(str(error), USAGE)
+    except OSError as error:
+        return _complain(f"cannot write below {out}: {error.strerror or error}", USAGE)
+    print(f"{count} figures in {out}")
+    return 0
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"plots: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""Captions: what was measured, on what and how, built from the cells that a figure shows and from nothing else.
+
+Also the rule of what may share a figure: one protocol, one cache state, one machine of a kind. Draws nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from plots.cells import Cell
+from plots.style import plain
+
+
+class FigureError(ValueError):
+    """A figure that would mislead, or rows that cannot give one; the message says why."""
+
+
+_FIXED = {
+    "protocol": "protocols",
+    "l2": "cache states",
+    "dtype": "element types",
+    "heads": "head counts",
+    "kv_heads": "KV head counts",
+    "head_dim": "head dims",
+    "deterministic": "deterministic and other runs",
+}
+
+
+def check_comparable(cells: Sequence[Cell]) -> None:
+    """Refuses cells that may not share a figure.
+
+    Raises:
+        FigureError: no cells; more than one protocol, cache state, element type or head shape; more than one machine
+            (model and power limit) among the measured or among the simulated ones.
+    """
+    if not cells:
+        raise FigureError("no rows for this figure")
+    for field, what in _FIXED.items():
+        values = sorted({cell[field] for cell in cells})
+        if len(values) > 1:
+            raise FigureError(f"a figure cannot mix {what}; these rows hold {', '.join(map(str, values))}")
+    for source in ("measured", "simulated"):
+        machines = sorted({machine(cell) for cell in cells if cell["source"] == source})
+        if len(machines) > 1:
+            raise FigureError(f"a figure shows one machine; these {source} rows hold {', '.join(machines)}")
+
+
+def machine(cell: Cell) -> str:
+    """GPU model and power limit."""
+    limit = cell["power_limit"]
+    return plain(cell["gpu"]) + ("" if limit is None else f" ({limit:g} W)")
+
+
+def sources(cells: Iterable[Cell]) -> tuple[str, ...]:
+    """``measured``, ``simulated`` or both, in this order."""
+    present = {cell["source"] for cell in cells}
+    return tuple(source for source in ("measured", "simulated") if source in present)
+
+
+def series_title(title: str, source: str, mixed: bool) -> str:
+    """Legend entry; every series says what it is when a figure mixes measured and simulated."""
+    return f"{title} ({source})" if mixed else title
+
+
+def is_simulated(cells: Iterable[Cell]) -> bool:
+    """Whether nothing was measured: such a figure carries the watermark."""
+    return sources(cells) == ("simulated",)
+
+
+def facts(cells: Sequence[Cell]) -> dict[str, str]:
+    """The parts of a caption by name, in order.
+
+    Raises:
+        FigureError: see :func:`check_comparable`.
+    """
+    check_comparable(cells)
+    good = [cell for cell in cells if cell.ok]
+    counts = sorted({len(cell.rows) for cell in good})
+    samples = sorted({len(cell.samples) for cell in good})
+    one = cells[0]
+    shape = f"{plain(one['dtype'])}, {one['heads']}/{one['kv_heads']} heads, D={one['head_dim']}"
+    rows = [row for cell in cells for row in (cell.rows or (cell.row,))]
+    shas = _each(rows, lambda r: plain(r["git_sha"])[:10] + ("+" if r["git_dirty"] else "") if r["git_sha"] else "unknown code")
+    days = sorted({row["time"][:10] for row in rows})
+    return {
+        "stamp": " + ".join(source.upper() for source in sources(cells)),
+        "machine": _few(_each(cells, machine)),
+        "protocol": f"{one['protocol']}, {plain(one['l2'])} L2",
+        "shape": shape + (", deterministic" if one["deterministic"] else ""),
+        "rounds": f"{_range(counts)} rounds, {_range(samples)} samples" if good else "no figures",
+        "code": _few(shas),
+        "time": plain(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"),
+    }
+
+
+def caption(cells: Sequence[Cell], *notes: str) -> str:
+    """The caption, one paragraph a line; ``notes`` say how the figure is read.
+
+    Raises:
+        FigureError: see :func:`check_comparable`.
+    """
+    return "\n".join([" · ".join(facts(cells).values()), *(note for note in notes if note)])
+
+
+def _each(items: Iterable[Any], name: Any) -> list[str]:
+    return sorted({name(item) for item in items})
+
+
+def _few(names: list[str], most: int = 3) -> str:
+    extra = len(names) - most
+    return ", ".join(names[:most]) + (f" and {extra} more" if extra > 0 else "")
+
+
+def _range(counts: list[int]) -> str:
+    return str(counts[0]) if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"

@@ -1,0 +1,105 @@
+"""All figures that a set of rows allows, each with its name, its data and its caption. Writes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from plots import bars, captions, heatmap, lengths, style
+from plots.cells import SETTING_FIELDS, Cell, series_of, settings
+
+PASSES = ("forward", "backward", "both")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One figure. ``folder`` names its setting (machine, protocol, shape), ``name`` the figure within it."""
+
+    folder: str
+    name: str
+    kind: str
+    title: str
+    caption: str
+    frame: pd.DataFrame
+    paint: Callable[[str, str], Figure]
+
+    def figure(self) -> Figure:
+        """The figure with its title and caption."""
+        return self.paint(self.title, self.caption)
+
+    def bare(self) -> Figure:
+        """The figure alone, for a page that sets title and caption as text."""
+        return self.paint("", "")
+
+
+def figures(cells: Sequence[Cell], convention: str = "exact") -> Iterator[Drawn]:
+    """Every figure of every setting, in a fixed order: lengths, heat maps, bars.
+
+    ``convention``: how operations are counted, a key of ``cells.CONVENTIONS``.
+    """
+    names = setting_names([key for key in settings(cells)])
+    for key, members in settings(cells).items():
+        for pass_ in PASSES:
+            mine = [cell for cell in members if cell["pass"] == pass_]
+            if any(cell.ok for cell in mine):
+                yield from _of_pass(names[key], mine, pass_, convention)
+
+
+def _of_pass(folder: str, cells: Sequence[Cell], pass_: str, convention: str) -> Iterator[Drawn]:
+    simulated = captions.is_simulated(cells)
+    told = "forward and backward" if pass_ == "both" else pass_
+    counted = "" if convention == "exact" else "Operations by 128x128-tile density, not by exact density."
+    good = sorted({cell["seqlen"] for cell in cells if cell.ok})
+    if len(good) > 1:
+        frame = lengths.data(cells, pass_, convention)
+        text = captions.caption(cells, lengths.note(frame), counted)
+        title = f"Throughput against length, {told}"
+        yield _drawn(lengths, folder, f"lengths_{pass_}", "lengths", title, text, frame, simulated)
+        for own, rival in heatmap.pairs(cells):
+            both = [cell for cell in cells if series_of(cell) in (own, rival)]
+            try:
+                frame = heatmap.data(both, pass_, own, rival)
+            except captions.FigureError:
+                continue  # the two never met on one mask and length
+            text = captions.caption(both, heatmap.note(frame))
+            title = f"{style.title_of(own)} over {style.title_of(rival)}, {told}"
+            name = f"speedup_{_slug(own)}_over_{_slug(rival)}_{pass_}"
+            yield _drawn(heatmap, folder, name, "heatmap", title, text, frame, simulated)
+    for seqlen in good:
+        mine = [cell for cell in cells if cell["seqlen"] == seqlen]
+        frame = bars.data(mine, seqlen, pass_, convention)
+        text = captions.caption(mine, bars.note(frame), counted)
+        title = f"{style.length_label(seqlen)} tokens, {told}"
+        yield _drawn(bars, folder, f"bars_{pass_}_{seqlen}", "bars", title, text, frame, simulated)
+
+
+def _drawn(module: Any, folder: str, name: str, kind: str, title: str, text: str, frame: pd.DataFrame, simulated: bool) -> Drawn:
+    def paint(heading: str, below: str) -> Figure:
+        figure: Figure = module.draw(frame, below, title=heading, simulated=simulated)
+        return figure
+
+    return Drawn(folder, name, kind, title, text, frame, paint)
+
+
+def setting_names(keys: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:
+    """A folder name for every setting: safe on any file system, different for different settings."""
+    names: dict[tuple[Any, ...], str] = {}
+    for key in keys:
+        fields = dict(zip(SETTING_FIELDS, key, strict=True))
+        parts = [_slug(fields["gpu"]), fields["protocol"], _slug(fields["l2"]), _slug(fields["dtype"])]
+        parts += [f"h{fields['heads']}-{fields['kv_heads']}", f"d{fields['head_dim']}"]
+        parts += ["" if fields["power_limit"] is None else f"{fields['power_limit']:.0f}w"]
+        parts += ["deterministic" if fields["deterministic"] else "", f"cp{fields['cp_degree']}" if fields["cp_degree"] > 1 else ""]
+        name = "_".join(part for part in parts if part)
+        taken = sum(1 for other in names.values() if other == name or other.startswith(f"{name}_n"))
+        names[key] = f"{name}_n{taken + 1}" if taken else name
+    return names
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40] or "unnamed"

@@ -1,0 +1,196 @@
+"""The gate: right results pass, a result that lost one live tile anywhere, in any tensor, does not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fm3_kernel import reference
+from harness.cases import MaskSpec, Problem
+from harness.gate import Incorrect, check
+from harness.gate.census import HeadCensus, code_passes
+from harness.gate.oracle import Oracle
+from harness.inputs import make_inputs, make_mask
+from masks.column_mask import BLOCK, ColumnMask
+from masks.dense import dense
+from masks.documents import paper_documents
+from masks.families import FAMILIES
+from masks.tiles import FULL, PARTIAL, class_of_tiles
+from random_masks import random_masks
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@dataclass
+class Lossy:
+    """The reference, with class maps of its own for forward and backward."""
+
+    mask: ColumnMask
+    scale: float
+    forward_classes: torch.Tensor
+    backward_classes: torch.Tensor
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return _Attention.apply(q, k, v, self)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lossy: Lossy) -> Any:
+        out, lse = reference.forward(q, k, v, lossy.mask, lossy.scale, classes=lossy.forward_classes)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.lossy = lossy
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor, dlse: torch.Tensor) -> Any:
+        q, k, v, out, lse = ctx.saved_tensors
+        lossy = ctx.lossy
+        grads = reference.backward(dout, None, q, k, v, out, lse, lossy.mask, lossy.scale, classes=lossy.backward_classes)
+        return *grads, None
+
+
+def problem_of(family: str, seqlen: int, dtype: str = "float32", **shape: int) -> Problem:
+    documents = None
+    if FAMILIES[family].needs_documents:
+        documents = tuple((d.length, d.prefix, d.flag) for d in paper_documents(seqlen, "a"))
+    sizes = {"batch": 1, "heads": 2, "kv_heads": 2, "head_dim": 64} | shape
+    return Problem(MaskSpec(family, "a", documents), seqlen, dtype=dtype, **sizes)
+
+
+@dataclass
+class Bench:
+    """One problem with its oracle, to be judged under different faults."""
+
+    problem: Problem
+
+    def __post_init__(self) -> None:
+        self.mask = make_mask(self.problem, DEVICE)
+        self.inputs = make_inputs(self.problem, DEVICE)
+        self.scale = self.problem.head_dim**-0.5
+        self.oracle = Oracle(self.mask, self.inputs, self.scale)
+        self.classes = class_of_tiles(self.mask)
+
+    def judge(self, forward: torch.Tensor | None = None, backward: torch.Tensor | None = None) -> dict[str, float]:
+        lossy = Lossy(
+            self.mask,
+            self.scale,
+            self.classes if forward is None else forward,
+            self.classes if backward is None else backward,
+        )
+        return check(lossy, "bshd", self.mask, self.inputs, self.oracle, gradients=True)
+
+    def without(self, kind: int, which: int) -> torch.Tensor:
+        """The class map with one live tile of a kind missing."""
+        places = (self.classes == kind).nonzero()
+        edited = self.classes.clone()
+        edited[tuple(places[which % len(places)])] = 0
+        return edited
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_a_right_result_passes(family: str) -> None:
+    errors = Bench(problem_of(family, 1000)).judge()
+    assert {"out_max", "dq_max", "dk_max", "dv_max", "census_out", "census_lse", "census_dq"} <= set(errors)
+    assert max(errors.values()) <= 1
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (6, 2), (3, 1)])
+@pytest.mark.parametrize("family", ["document", "random_eviction"])
+def test_grouped_heads_pass_and_are_summed(family: str, heads: int, kv_heads: int) -> None:
+    bench = Bench(problem_of(family, 520, "bfloat16", heads=heads, kv_heads=kv_heads, batch=2))
+    assert max(bench.judge().values()) <= 1
+    with pytest.raises(Incorrect):
+        bench.judge(backward=bench.without(FULL if family == "document" else PARTIAL, 1))
+
+
+LENGTHS = [
+    4096,
+    pytest.param(8192, marks=pytest.mark.slow),
+    pytest.param(32768, marks=pytest.mark.gpu),
+    pytest.param(131072, marks=pytest.mark.gpu),
+]
+
+
+@pytest.mark.parametrize("seqlen", LENGTHS)
+@pytest.mark.parametrize("kind", [PARTIAL, FULL])
+def test_one_lost_tile_is_caught(seqlen: int, kind: int) -> None:
+    """In the forward pass, in the backward pass alone, and whichever tile it is."""
+    dtype = "bfloat16" if DEVICE == "cuda" else "float32"
+    bench = Bench(problem_of("causal_document", seqlen, dtype, heads=1, kv_heads=1))
+    assert max(bench.judge().values()) <= 1
+    for which in (0, 7, -1):
+        lost = bench.without(kind, which)
+        with pytest.raises(Incorrect):
+            bench.judge(forward=lost)
+        with pytest.raises(Incorrect):
+            bench.judge(backward=lost)
+
+
+def test_nan_infinity_and_a_wrong_base_are_caught() -> None:
+    bench = Bench(problem_of("causal", 300))
+    right = Lossy(bench.mask, bench.scale, bench.classes, bench.classes)
+    faults = {
+        "not finite": lambda out, lse: (out * math.nan, lse),
+        "LSE is off": lambda out, lse: (out, lse / math.log(2)),
+        "out": lambda out, lse: (out * 1.01, lse),
+    }
+    for message, fault in faults.items():
+
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, fault: Any = fault) -> Any:
+            return fault(*right(q, k, v))
+
+        with pytest.raises(Incorrect, match=message):
+            check(attend, "bshd", bench.mask, bench.inputs, bench.oracle, gradients=False)
+
+
+def test_rows_without_keys_must_be_exactly_zero() -> None:
+    """A hair of leaked gradient in a dead row is a fault, however small."""
+    length = 200
+    lts = torch.full((1, 1, length), 50, dtype=torch.int32)
+    bench = Bench(problem_of("causal", length))
+    bench.mask = ColumnMask(lts=lts, lte=torch.full_like(lts, 150), causal=True, seqlen_q=length, seqlen_k=length)
+    bench.oracle = Oracle(bench.mask, bench.inputs, bench.scale)
+    bench.classes = class_of_tiles(bench.mask)
+    assert max(bench.judge().values()) <= 1
+    right = Lossy(bench.mask, bench.scale, bench.classes, bench.classes)
+
+    def leaky(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        out, lse = right(q, k, v)
+        return out + 1e-12 * (lse == -math.inf).transpose(1, 2).unsqueeze(-1), lse
+
+    with pytest.raises(Incorrect, match="census of out"):
+        check(leaky, "bshd", bench.mask, bench.inputs, bench.oracle, gradients=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(mask=random_masks(max_rows=150, max_columns=150, block_masks=True), seed=st.integers(0, 99))
+def test_census_sums_match_the_oracle(mask: ColumnMask, seed: int) -> None:
+    seen = dense(mask).double()
+    generator = torch.Generator().manual_seed(seed)
+    signs = (torch.randint(0, 2, (mask.seqlen_k,), generator=generator) * 2 - 1).float()
+    weights = torch.rand(mask.seqlen_q, generator=generator)
+    tile_k = torch.arange(mask.seqlen_k) // BLOCK
+    tile_q = torch.arange(mask.seqlen_q) // BLOCK
+    for b in range(mask.batch):
+        for h in range(mask.heads):
+            head = HeadCensus(mask, b, h)
+            columns, rows = head.by_column_tile(signs), head.by_row_tile(weights)
+            for t in range(columns.shape[1]):
+                assert torch.equal(columns[:, t].double(), (seen[b, h] * signs)[:, tile_k == t].sum(1))
+            for t in range(rows.shape[1]):
+                expected = (seen[b, h] * weights.double()[:, None])[tile_q == t].sum(0)
+                torch.testing.assert_close(rows[:, t], expected, rtol=0, atol=1e-9)
+
+
+def test_tiles_that_share_a_code_are_told_apart_by_the_second_pass() -> None:
+    first, second = code_passes(64 * 300, 64, torch.device("cpu"))
+    pairs = set(zip(first.dim.tolist(), second.dim.tolist(), strict=True))
+    assert len(pairs) == 150
+    assert len(code_passes(64 * BLOCK, 64, torch.device("cpu"))) == 1

@@ -1,0 +1,121 @@
+"""Valid rows for tests: one call gives one row, checked against the schema."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from harness.cases import Case, MaskSpec, Problem
+from harness.rows import SCHEMA_VERSION, Row, check_row
+
+FLOPS_FACTOR = {"forward": 4.0, "backward": 10.0, "both": 14.0}
+
+
+def make_row(
+    *,
+    kernel: str = "flex",
+    mask: str = "document",
+    variant: str | None = None,
+    seqlen: int = 4096,
+    pass_: str = "forward",
+    samples_ms: list[float] | None = None,
+    status: str = "ok",
+    density: float = 0.25,
+    tile_density: float = 0.3,
+    protocol: str = "sustained",
+    l2: str = "cold",
+    batch: int = 1,
+    heads: int = 2,
+    kv_heads: int = 2,
+    head_dim: int = 64,
+    dtype: str = "bfloat16",
+    seed: int = 0,
+    device: str = "cuda",
+    deterministic: bool = False,
+    mask_params: dict[str, Any] | None = None,
+    **fields: Any,
+) -> Row:
+    """One row. Whatever identifies the case sets ``case_id``; ``fields`` replaces any other field by its name."""
+    params = dict(mask_params or {})
+    problem = Problem(MaskSpec(mask, variant, None, params), seqlen, batch, heads, kv_heads, head_dim, dtype, seed)
+    ok = status == "ok"
+    pairs = FLOPS_FACTOR[pass_] * batch * heads * seqlen * seqlen * head_dim
+    row: Row = {
+        "schema_version": SCHEMA_VERSION,
+        "case_id": Case(problem, kernel, pass_, device, protocol, l2, deterministic).id,
+        "run_id": "run-1",
+        "time": "2026-01-02T03:04:05Z",
+        "status": status,
+        "reason": None if ok else f"{status} for a test",
+        "source": "measured",
+        "protocol": protocol,
+        "l2": l2,
+        "round": 0,
+        "order": 0,
+        "kernel": kernel,
+        "kernel_version": "1.0",
+        "source_hash": f"source-{kernel}",
+        "build_flags": None,
+        "strategy": None,
+        "exchange": None,
+        "cp_degree": 1,
+        "mask": mask,
+        "mask_variant": variant,
+        "mask_params": params,
+        "mask_digest": f"digest-{mask}-{seqlen}",
+        "mask_heads": 1,
+        "density": density,
+        "tile_density": tile_density,
+        "seed": seed,
+        "seqlen": seqlen,
+        "batch": batch,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "dtype": dtype,
+        "pass": pass_,
+        "deterministic": deterministic,
+        "samples_ms": (samples_ms or [1.0, 1.1, 0.9]) if ok else None,
+        "setup_ms": 0.5 if ok else None,
+        "compile_ms": 100.0 if ok else None,
+        "host_us": 20.0 if ok else None,
+        "flops": pairs * density if ok else None,
+        "flops_tile128": pairs * tile_density if ok else None,
+        "errors": {} if ok else None,
+        "device": device,
+        "gpu": "Test GPU",
+        "gpu_hash": None,
+        "power_limit": 700.0,
+        "clocks": None,
+        "environment": "abcdef0123456789",
+        "git_sha": "0123456789abcdef0123456789abcdef01234567",
+        "git_dirty": False,
+        "tree_hash": "tree-1",
+        "timing_version": 1,
+        "config_hash": "config-1",
+        "overrides": [],
+    }
+    unknown = [name for name in fields if name not in row]
+    if unknown:
+        raise TypeError(f"make_row: no field {unknown}")
+    return check_row({**row, **fields}, "row_factory")
+
+
+def make_rounds(median_ms: float, *, rounds: int = 5, samples: int = 7, spread: float = 0.01, noise: int = 0, **fields: Any) -> list[Row]:
+    """Rows of one case, one a round, samples scattered round ``median_ms`` by a seeded relative ``spread``."""
+    draw = random.Random(noise)
+    rows = []
+    for index in range(rounds):
+        values = [median_ms * (1 + draw.uniform(-spread, spread)) for _ in range(samples)]
+        rows.append(make_row(**{"samples_ms": values, "round": index, "time": f"2026-01-02T03:{index:02d}:00Z", **fields}))
+    return rows
+
+
+def write_rows(folder: Path, rows: list[Row], name: str = "run-1") -> Path:
+    """Stores rows below ``folder`` as the harness does; returns the file."""
+    path = folder / "rows" / f"{name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
