@@ -24,7 +24,8 @@ from omegaconf import DictConfig
 
 from harness.cases import Group
 from harness.config import ConfigError, RunConfig
-from harness.config.compose import VERSION_BASE, jobs, load, to_config
+from harness.config.compose import VERSION_BASE, load, to_config
+from harness.config.overrides import jobs
 from harness.config.resolve import resolve
 from harness.config.schema import CONF, register
 from harness.machine import Machine, this_machine

@@ -1,8 +1,8 @@
 """The configuration: what a user may ask for, and the one checked object that the rest of the harness works from.
 
-``schema`` holds the fields and their types (Hydra fills them from ``conf/`` and the command line), ``compose`` turns
-overrides into a filled schema and speaks about errors in the project's words, ``resolve`` fills what was left open and
-checks the rules between fields, ``run_config`` is the result: frozen, validated, and free of Hydra.
+``schema`` holds the fields and their types; ``overrides`` checks what was typed, ``compose`` lets Hydra fill the schema
+from ``conf/`` and the overrides and tells errors in the project's words; ``resolve`` fills what was left open and checks
+the rules between fields; ``run_config`` is the result: frozen, validated, and free of Hydra.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class RunConfig:
             for name, value in (("strategy", self.strategy), ("exchange", self.exchange)):
                 if value is not None:
                     raise ConfigError(
-                        f"{name}={value} means nothing with cp_degree=1; leave it out or give a cp_degree above 1"
+                        f"{name}={value} means nothing with cp_degree=1; give a cp_degree above 1, or leave it out"
                     )
         self._check_params()
         self._check_timing()
