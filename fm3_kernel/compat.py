@@ -90,7 +90,7 @@ def _refuse_dropout(dropout: float, return_seed_offset: bool, fixed_seed_offset:
 
 def _window_indices(window_size: int | tuple[int, int], rows: int, columns: int, causal: bool, device: torch.device) -> Tensor:
     """The window as LTS (causal) or LTS, UTE: int32 ``[1, 1, Sk, 1 or 2]``."""
-    sizes = (window_size, window_size) if isinstance(window_size, int) else tuple(window_size)
+    sizes = tuple(window_size) if isinstance(window_size, (tuple, list)) else (window_size, window_size)
     if len(sizes) != 2 or any(isinstance(size, bool) or not isinstance(size, int) for size in sizes):
         raise FM3Error(f"window_size is {window_size!r}; expected an integer or (left, right)")
     if min(sizes) < 0:

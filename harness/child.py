@@ -34,8 +34,8 @@ class Child:
         self._process = subprocess.Popen(
             [*command, str(write_end)],
             stdin=subprocess.PIPE,
-            # What libraries print must not mix with the harness' own output.
-            stdout=sys.stderr.fileno(),
+            # What libraries print goes to standard error: the harness' own output stays clean.
+            stdout=2,
             pass_fds=[write_end],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             text=True,

@@ -9,8 +9,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plots.cells import Cell, same_problem, series_of, slot_labels, sort_key
+from plots.cells import Cell, series_of, sort_key
+from plots.slots import same_problem, slot_labels
 from plots.statistics import Ratio, geometric_mean
+from plots.style import rank
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,11 @@ def places(cells: Sequence[Cell]) -> list[Place]:
         groups[(cell["pass"], cell["seqlen"], label, cell["source"])].append(cell)
     passes = ("forward", "backward", "both")
     keys = sorted(groups, key=lambda key: (passes.index(key[0]), key[1]))  # stable: masks keep their order
-    return [Place(key[2], key[1], key[0], tuple(groups[key])) for key in keys]
+    return [Place(key[2], key[1], key[0], tuple(sorted(groups[key], key=_by_kernel))) for key in keys]
+
+
+def _by_kernel(cell: Cell) -> tuple[tuple[int, str], str]:
+    return rank(cell["kernel"]), series_of(cell)
 
 
 def duels(cells: Sequence[Cell], kernel: str, over: str) -> list[Duel]:

@@ -27,13 +27,13 @@ from plots.cells import Cell, cells_of, load_rows
 OK, USAGE, BAD_DATA = 0, 2, 4
 
 COLUMNS = (
-    *("gpu", "power_limit", "protocol", "source", "kernel", "kernel_version", "source_hash", "strategy", "exchange", "mask"),
-    *("mask_variant", "seed", "mask_digest", "seqlen", "batch", "heads", "kv_heads", "head_dim", "dtype", "pass"),
-    *("deterministic", "cp_degree", "status", "rounds", "samples", "median_ms", "q25_ms", "q75_ms", "ci_low_ms"),
-    *("ci_high_ms", "setup_ms", "tflops", "tflops_tile128", "density", "tile_density", "t_full_ms", "t_comp_ms"),
-    *("t_comm_ms", "exposed_ms", "bare_comm_ms", "overlap", "balance", "recv_bytes", "recv_bytes_max", "recv_share"),
-    *("plan_ms", "scaling", "host_us", "l2", "git_sha"),
-)
+    "gpu", "power_limit", "protocol", "source", "kernel", "kernel_version", "source_hash", "strategy", "exchange",
+    "mask", "mask_variant", "seed", "mask_digest", "seqlen", "batch", "heads", "kv_heads", "head_dim", "dtype", "pass",
+    "deterministic", "cp_degree", "status", "rounds", "samples", "median_ms", "q25_ms", "q75_ms", "ci_low_ms",
+    "ci_high_ms", "setup_ms", "tflops", "tflops_tile128", "density", "tile_density", "t_full_ms", "t_comp_ms",
+    "t_comm_ms", "exposed_ms", "bare_comm_ms", "overlap", "balance", "recv_bytes", "recv_bytes_max", "recv_share",
+    "plan_ms", "scaling", "host_us", "l2", "git_sha",
+)  # fmt: skip
 
 # Columns that are a field of the row as it stands.
 _COPIED = (*COLUMNS[: COLUMNS.index("status")], "density", "tile_density", "l2")
@@ -84,7 +84,9 @@ def _text(value: Any) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0 ok, 2 no folder, no rows or nowhere to write, 4 rows that do not follow the schema."""
     parser = argparse.ArgumentParser(prog="python -m harness.summary", description="Summarise recorded rows as one CSV file.")
-    parser.add_argument("results_dir", type=Path, nargs="?", default=Path("results"), help="folder with rows (default: results)")
+    parser.add_argument(
+        "results_dir", type=Path, nargs="?", default=Path("results"), help="folder with rows (default: results)"
+    )
     parser.add_argument("--out", type=Path, help="the CSV file (default: RESULTS_DIR/summary.csv)")
     parser.add_argument("--table", action="store_true", help="also print the figures as tables")
     options = parser.parse_args(arguments)

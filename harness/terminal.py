@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from harness.findings import Place, places
 from plots.captions import machine
-from plots.cells import Cell, series_of, settings
+from plots.cells import Cell, series_of
+from plots.slots import settings
 from plots.style import length_label, plain, rank, scale_for, title_of
 
 
@@ -72,7 +73,10 @@ def _plain_block(title: str, head: list[str], lines: list[tuple[str, list[tuple[
     table = [["mask", *head]]
     table += [[label, *(_starred(text, kind) for text, kind in entries)] for label, entries in lines]
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-    shown = ["  ".join([line[0].ljust(widths[0]), *(t.rjust(w) for t, w in zip(line[1:], widths[1:], strict=True))]) for line in table]
+    shown = [
+        "  ".join([line[0].ljust(widths[0]), *(t.rjust(w) for t, w in zip(line[1:], widths[1:], strict=True))])
+        for line in table
+    ]
     return "\n".join([title, *(line.rstrip() for line in shown), ""])
 
 
@@ -88,10 +92,14 @@ def _rich_block(title: str, head: list[str], lines: list[tuple[str, list[tuple[s
     for name in head:
         table.add_column(Text(name), justify="right")
     for label, entries in lines:
-        shown = [Text(text if colour else _starred(text, kind), style=styles[kind]) for text, kind in entries]
+        # rich strips blanks at the right edge, so the room for the star is kept with no-break spaces.
+        starred = [text if colour else _starred(text, kind).replace(" ", "\N{NO-BREAK SPACE}") for text, kind in entries]
+        shown = [Text(text, style=styles[kind]) for text, (_, kind) in zip(starred, entries, strict=True)]
         table.add_row(Text(label), *shown)
     buffer = io.StringIO()
-    console = Console(file=buffer, width=width, force_terminal=colour, color_system="standard" if colour else None, highlight=False)
+    console = Console(
+        file=buffer, width=width, force_terminal=colour, color_system="standard" if colour else None, highlight=False
+    )
     console.print(Text(title, style="bold"))
     console.print(table)
     return buffer.getvalue()

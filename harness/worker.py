@@ -51,7 +51,8 @@ def serve(groups: Iterator[tuple[Group, int]], report: Report) -> None:
     for group, first_round in groups:
         run_group(group, first_round, report)
         report(event="group_done")
-        torch._dynamo.reset()
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.reset()  # or the recompile limit would send later groups down a slow path
         gc.collect()
         if group.device == "cuda":
             torch.cuda.empty_cache()

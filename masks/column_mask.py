@@ -58,6 +58,7 @@ class ColumnMask:
             1 = keep; or None. Build it with :func:`pack_block_mask`.
         causal: row ``i`` sees column ``j`` only when ``j <= i + seqlen_k - seqlen_q``.
         seqlen_q, seqlen_k: rows and columns.
+        placed: the device of a mask that carries no tensor; :meth:`to` sets it. Ignored otherwise.
 
     ``B`` is 1 or the batch size; ``Hm`` is 1, the number of KV heads or the number of query heads: query head ``h`` of
     ``Hq`` uses mask head ``h // (Hq / Hm)``.
@@ -74,6 +75,7 @@ class ColumnMask:
     causal: bool = False
     seqlen_q: int = 0
     seqlen_k: int = 0
+    placed: torch.device | None = None
 
     def __post_init__(self) -> None:
         for name in ("seqlen_q", "seqlen_k"):
@@ -153,11 +155,11 @@ class ColumnMask:
 
     @property
     def device(self) -> torch.device:
-        """Device of the tensors (``cpu`` for a mask that carries none)."""
+        """Device of the tensors, or where a mask that carries none was put (``cpu`` at first)."""
         for tensor in (self.lts, self.block_mask):
             if tensor is not None:
                 return tensor.device
-        return torch.device("cpu")
+        return self.placed or torch.device("cpu")
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors present, by name."""
@@ -166,7 +168,8 @@ class ColumnMask:
 
     def to(self, device: torch.device | str) -> ColumnMask:
         """The same mask with its tensors on ``device``."""
-        return replace(self, **{name: tensor.to(device) for name, tensor in self.tensors().items()})
+        moved = {name: tensor.to(device) for name, tensor in self.tensors().items()}
+        return replace(self, **moved, placed=torch.device(device))
 
     def __repr__(self) -> str:
         parts = [", ".join(self.vectors) or "no vectors"]

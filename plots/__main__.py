@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.rows import RowError
-from plots import catalogue, style
+from plots import catalogue, files
 from plots.cells import CONVENTIONS, cells_of, load_rows
 from plots.gallery import gallery
 
@@ -30,8 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         count = 0
         for drawn in [gallery(), *catalogue.figures(cells, options.convention)]:
             stem = out / drawn.folder / drawn.name
-            style.save(drawn.figure(), drawn.frame, stem)
-            print(f"{stem}  ({', '.join(style.FORMATS)}, csv)  {drawn.title}")
+            files.save(drawn.figure(), drawn.frame, stem)
+            print(f"{stem}  ({', '.join(files.FORMATS)}, csv)  {drawn.title}")
             count += 1
     except RowError as error:
         return _complain(str(error), BAD_DATA)

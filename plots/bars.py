@@ -12,9 +12,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from plots import captions, style
-from plots.cells import Cell, same_problem, series_of, slot_labels, sort_key
+from plots.cells import Cell, series_of, sort_key
+from plots.slots import same_problem, slot_labels
 
-COLUMNS = ["mask", "series", "kernel", "source", "status", "tflops", "low", "high", "median_ms", "rival", "ratio", "ratio_low", "ratio_high"]
+COLUMNS = [
+    "mask", "series", "kernel", "source", "status", "tflops", "low", "high", "median_ms", "rival", "ratio", "ratio_low",
+    "ratio_high",
+]  # fmt: skip
 
 OURS = ("fm3", "reference")
 """Whose ratio over the best competitor is written: the first of these that the rows hold, else the fastest's."""
@@ -105,7 +109,9 @@ def draw(frame: pd.DataFrame, caption: str, *, title: str = "", simulated: bool 
             spots = [masks.index(m) + (asked[m].index(name) - (len(asked[m]) - 1) / 2) * width for m in here["mask"]]
             heights = here["tflops"].to_numpy() * scale.factor
             handles.append(
-                axes.bar(spots, heights, width * 0.92, color=look.colour, hatch=look.hatch, edgecolor=style.PAPER, linewidth=0.0)
+                axes.bar(
+                    spots, heights, width * 0.92, color=look.colour, hatch=look.hatch, edgecolor=style.PAPER, linewidth=0.0
+                )
             )
             for spot, (_, line) in zip(spots, here.iterrows(), strict=True):
                 if not math.isnan(line["low"]):
@@ -122,9 +128,11 @@ def draw(frame: pd.DataFrame, caption: str, *, title: str = "", simulated: bool 
                 height = group["high"].fillna(group["tflops"]).max() * scale.factor
                 unsure = line["ratio_low"] <= 1.0 <= line["ratio_high"]
                 weight = "bold" if line["ratio"] > 1.0 and not unsure else "normal"
-                text = f"{line['ratio']:.2f}×"
+                text = style.times(line["ratio"])
                 axes.text(i, height + top * 0.02, text, ha="center", va="bottom", fontsize=8.5, fontweight=weight)
-        axes.set_xticks(range(len(masks)), [wrap_label(mask) for mask in masks], rotation=35, ha="right", rotation_mode="anchor")
+        axes.set_xticks(
+            range(len(masks)), [wrap_label(mask) for mask in masks], rotation=35, ha="right", rotation_mode="anchor"
+        )
         axes.tick_params(axis="x", length=0)
         axes.set_xlim(-0.6, len(masks) - 0.4)
         axes.set_ylim(0, top * 1.12)

@@ -11,7 +11,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from plots import bars, captions, heatmap, lengths, style
-from plots.cells import SETTING_FIELDS, Cell, series_of, settings
+from plots.cells import Cell, series_of
+from plots.slots import SETTING_FIELDS, settings
 
 PASSES = ("forward", "backward", "both")
 
@@ -42,7 +43,7 @@ def figures(cells: Sequence[Cell], convention: str = "exact") -> Iterator[Drawn]
 
     ``convention``: how operations are counted, a key of ``cells.CONVENTIONS``.
     """
-    names = setting_names([key for key in settings(cells)])
+    names = setting_names(list(settings(cells)))
     for key, members in settings(cells).items():
         for pass_ in PASSES:
             mine = [cell for cell in members if cell["pass"] == pass_]
@@ -78,7 +79,9 @@ def _of_pass(folder: str, cells: Sequence[Cell], pass_: str, convention: str) ->
         yield _drawn(bars, folder, f"bars_{pass_}_{seqlen}", "bars", title, text, frame, simulated)
 
 
-def _drawn(module: Any, folder: str, name: str, kind: str, title: str, text: str, frame: pd.DataFrame, simulated: bool) -> Drawn:
+def _drawn(
+    module: Any, folder: str, name: str, kind: str, title: str, text: str, frame: pd.DataFrame, simulated: bool
+) -> Drawn:
     def paint(heading: str, below: str) -> Figure:
         figure: Figure = module.draw(frame, below, title=heading, simulated=simulated)
         return figure
@@ -94,7 +97,10 @@ def setting_names(keys: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]
         parts = [_slug(fields["gpu"]), fields["protocol"], _slug(fields["l2"]), _slug(fields["dtype"])]
         parts += [f"h{fields['heads']}-{fields['kv_heads']}", f"d{fields['head_dim']}"]
         parts += ["" if fields["power_limit"] is None else f"{fields['power_limit']:.0f}w"]
-        parts += ["deterministic" if fields["deterministic"] else "", f"cp{fields['cp_degree']}" if fields["cp_degree"] > 1 else ""]
+        parts += [
+            "deterministic" if fields["deterministic"] else "",
+            f"cp{fields['cp_degree']}" if fields["cp_degree"] > 1 else "",
+        ]
         name = "_".join(part for part in parts if part)
         taken = sum(1 for other in names.values() if other == name or other.startswith(f"{name}_n"))
         names[key] = f"{name}_n{taken + 1}" if taken else name

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -55,7 +55,7 @@ class Cell:
         return self.status == "ok"
 
     @property
-    def rounds(self) -> dict[tuple[str, int], list[float]]:
+    def rounds(self) -> dict[Hashable, Sequence[float]]:
         """Samples in milliseconds by (run, round)."""
         return {(row["run_id"], row["round"]): row["samples_ms"] for row in self.rows}
 
@@ -182,76 +182,16 @@ def mask_rank(mask: str) -> tuple[int, str]:
 
 
 _SORT_FIELDS = (
-    *("gpu", "power_limit", "protocol", "l2", "source", "cp_degree", "dtype", "head_dim", "heads", "kv_heads"),
-    *("deterministic", "mask", "mask_variant", "seqlen", "batch", "seed", "pass", "kernel", "strategy", "exchange", "case_id"),
-)
+    "gpu", "power_limit", "protocol", "l2", "source", "cp_degree", "dtype", "head_dim", "heads", "kv_heads",
+    "deterministic", "mask", "mask_variant", "seqlen", "batch", "seed", "pass", "kernel", "strategy", "exchange",
+    "case_id",
+)  # fmt: skip
 
 
 def sort_key(cell: Cell) -> tuple[tuple[bool, Any], ...]:
     """Fixed order of cells: machine, protocol, shape, mask, pass, kernel; absent values first."""
     values = [mask_rank(cell[f]) if f == "mask" else cell[f] for f in _SORT_FIELDS]
     return tuple((value is not None, value if value is not None else 0) for value in values)
-
-
-# -- what a figure holds fixed ---------------------------------------------------------------------------------------
-
-SETTING_FIELDS = ("gpu", "power_limit", "protocol", "l2", "dtype", "heads", "kv_heads", "head_dim", "deterministic", "cp_degree")
-
-
-def settings(cells: Iterable[Cell]) -> dict[tuple[Any, ...], list[Cell]]:
-    """Cells by what one figure may hold: one machine, protocol and head shape. Order as in ``cells``."""
-    groups: dict[tuple[Any, ...], list[Cell]] = defaultdict(list)
-    for cell in cells:
-        groups[tuple(cell[f] for f in SETTING_FIELDS)].append(cell)
-    return dict(groups)
-
-
-_PROBLEM_FIELDS = ("mask", "mask_variant", "mask_digest", "seed", "seqlen", "batch", "heads", "kv_heads", "head_dim", "dtype", "pass")
-
-
-def same_problem(one: Cell, other: Cell) -> bool:
-    """Whether the two computed the very same thing, so that their times may be compared.
-
-    A mask digest that one of them lacks (a failure) does not part them; measured and simulated figures never meet.
-    """
-    a, b = one.row, other.row
-    known = None not in (a["mask_digest"], b["mask_digest"])
-    fields = [f for f in (*_PROBLEM_FIELDS, "source", "mask_params") if known or f != "mask_digest"]
-    return all(a[f] == b[f] for f in fields)
-
-
-_SLOT_PARTS: tuple[Callable[[Cell], str], ...] = (
-    lambda c: f"({c['mask_variant']})" if c["mask_variant"] else "",
-    lambda c: " ".join(f"{k}={v}" for k, v in sorted(c["mask_params"].items())),
-    lambda c: f"B={c['batch']}",
-    lambda c: f"seed {c['seed']}",
-    lambda c: f"#{c['mask_digest'][:6]}" if c["mask_digest"] else "",
-    lambda c: f"case {c['case_id'][:6]}",
-)
-
-
-def slot_labels(cells: list[Cell]) -> list[str]:
-    """What each cell's mask is called: the family, and of variant, parameters, batch and seed only what is needed.
-
-    Two problems of one length and pass never get the same label, so nothing is drawn twice in one place, and what
-    stands side by side is the same mask.
-    """
-    labels = [str(cell["mask"]) for cell in cells]
-    for part in _SLOT_PARTS:
-        places: dict[tuple[Any, ...], list[Cell]] = defaultdict(list)
-        for cell, label in zip(cells, labels, strict=True):
-            places[(label, cell["seqlen"], cell["pass"], cell["source"])].append(cell)
-        crowded = {place[0] for place, members in places.items() if not _one_problem(members)}
-        labels = [
-            f"{label} {part(cell)}".strip() if label in crowded else label for label, cell in zip(labels, cells, strict=True)
-        ]
-    return labels
-
-
-def _one_problem(cells: list[Cell]) -> bool:
-    known = next((cell for cell in cells if cell["mask_digest"] is not None), cells[0])
-    alone = len({(series_of(cell), cell["case_id"]) for cell in cells}) == len({series_of(cell) for cell in cells})
-    return alone and all(same_problem(known, cell) for cell in cells)
 
 
 def series_of(cell: Cell) -> str:

@@ -15,13 +15,15 @@ from matplotlib.ticker import FuncFormatter
 
 from plots import captions, style
 from plots.bars import subject_of, wrap_label
-from plots.cells import Cell, same_problem, series_of, slot_labels, sort_key
+from plots.cells import Cell, series_of, sort_key
+from plots.slots import same_problem, slot_labels
 
 COLUMNS = ["mask", "seqlen", "series", "over", "status", "ratio", "low", "high", "rounds"]
 
 
 # Where the colour scale is labelled.
-_MARKS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 4, 8, 16, 32)
+_FINE_MARKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
+_COARSE_MARKS = tuple(2.0**power for power in range(-10, 11))
 
 
 def pairs(cells: Sequence[Cell]) -> list[tuple[str, str]]:
@@ -82,12 +84,12 @@ def draw(frame: pd.DataFrame, caption: str, *, title: str = "", simulated: bool 
             continue
         grid[spot] = math.log2(line["ratio"])
         unsure = line["low"] <= 1.0 <= line["high"]
-        words[spot] = (f"{'~' if unsure else ''}{line['ratio']:.2f}×", True)
+        words[spot] = ("~" * unsure + style.times(line["ratio"]), True)
     reach = max(0.25, float(np.nanmax(np.abs(grid))))
     with style.context():
         figure = Figure(figsize=(max(5.4, 3.0 + 0.95 * len(lengths)), 1.7 + 0.34 * len(masks)))
         axes = figure.add_subplot()
-        image = axes.pcolormesh(grid, cmap="PuOr_r", norm=TwoSlopeNorm(0.0, -reach, reach), edgecolors=style.PAPER, linewidth=1.5)
+        image = axes.pcolormesh(grid, cmap="PuOr_r", norm=TwoSlopeNorm(0.0, -reach, reach), edgecolors=style.PAPER, lw=1.5)
         for (row, column), (word, figured) in words.items():
             colour = _readable_on(image.to_rgba(grid[row, column])) if figured else style.MUTED
             axes.text(column + 0.5, row + 0.5, word, ha="center", va="center", fontsize=8.5 if figured else 7, color=colour)
@@ -97,10 +99,10 @@ def draw(frame: pd.DataFrame, caption: str, *, title: str = "", simulated: bool 
         axes.tick_params(length=0)
         for side in axes.spines.values():
             side.set_visible(False)
-        ticks = [math.log2(mark) for mark in _MARKS if abs(math.log2(mark)) <= reach]
+        ticks = [math.log2(mark) for mark in (_FINE_MARKS if reach <= 1 else _COARSE_MARKS) if abs(math.log2(mark)) <= reach]
         bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, aspect=24, ticks=ticks)
-        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{2**value:.3g}×"))
-        bar.outline.set_visible(False)  # type: ignore[operator]
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{2**value:.3g}{style.TIMES}"))
+        bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=7.5)
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
         style.caption_below(figure, caption, watermark=simulated)

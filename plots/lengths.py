@@ -13,7 +13,8 @@ from matplotlib.ticker import NullLocator
 
 from plots import captions, style
 from plots.bars import wrap_label
-from plots.cells import Cell, series_of, slot_labels, sort_key
+from plots.cells import Cell, series_of, sort_key
+from plots.slots import slot_labels
 
 COLUMNS = ["mask", "series", "kernel", "source", "seqlen", "status", "tflops", "low", "high", "median_ms"]
 
@@ -83,7 +84,8 @@ def draw(frame: pd.DataFrame, caption: str, *, title: str = "", simulated: bool 
                 panel.fill_between(good["seqlen"], low, high, color=look.colour, alpha=0.25, linewidth=0)
                 failed = mine[mine["status"] != "ok"]
                 # Crosses sit at the foot of the panel, a row of their own for every series that has some.
-                panel.plot(failed["seqlen"], [top * (0.035 + 0.06 * crosses)] * len(failed), "x", color=look.colour, markersize=4.5)
+                height = top * (0.035 + 0.06 * crosses)
+                panel.plot(failed["seqlen"], [height] * len(failed), "x", color=look.colour, markersize=4.5)
                 crosses += len(failed) > 0
             panel.set_title(wrap_label(mask), fontsize=9)
             panel.grid(axis="y")

@@ -97,7 +97,9 @@ def draw(mask: ColumnMask, *, tile: int = BLOCK, title: str = "", batch: int = 0
     return figure
 
 
-def draw_gallery(masks: Mapping[str, ColumnMask], caption: str, *, tile: int = BLOCK, title: str = "", across: int = 5) -> Figure:
+def draw_gallery(
+    masks: Mapping[str, ColumnMask], caption: str, *, tile: int = BLOCK, title: str = "", across: int = 5
+) -> Figure:
     """Many masks in one figure, one panel each, with one legend.
 
     Raises:

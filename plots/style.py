@@ -1,4 +1,4 @@
-"""How every figure looks: one fixed colour, hatch and marker a kernel, one set of rc values, reproducible files.
+"""How every figure looks: one fixed colour, hatch and marker a kernel, one set of rc values.
 
 Colours are from the Okabe-Ito and Paul Tol palettes, which stay apart under the common colour vision deficiencies;
 hatch and marker carry the same information without colour. Draws nothing by itself.
@@ -6,18 +6,14 @@ hatch and marker carry the same information without colour. Draws nothing by its
 
 from __future__ import annotations
 
-import io
 import textwrap
 import unicodedata
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
-import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
@@ -26,16 +22,9 @@ MUTED = "#6a737d"
 GRID = "#dfe3e8"
 PAPER = "#ffffff"
 
-FORMATS = ("pdf", "png", "svg")
+TIMES = "\N{MULTIPLICATION SIGN}"
 
-# No dates and no library versions: the same rows give the same bytes.
-_METADATA: dict[str, dict[str, str | None]] = {
-    "pdf": {"Creator": "plots", "Producer": "matplotlib", "CreationDate": None, "ModDate": None},
-    "png": {"Software": None},
-    "svg": {"Date": None, "Creator": "plots"},
-}
-
-_RC = {
+_RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # shipped with matplotlib: the same glyphs on every machine
     "font.size": 9.0,
     "text.color": INK,
@@ -107,8 +96,8 @@ def look(kernel: str) -> Look:
     if kernel in KERNELS:
         return KERNELS[kernel]
     code = zlib.crc32(kernel.encode())
-    pick = code % len(_FALLBACK_HATCHES)
-    return Look(plain(kernel, 24), _FALLBACK_COLOURS[code % len(_FALLBACK_COLOURS)], _FALLBACK_HATCHES[pick], _FALLBACK_MARKERS[pick])
+    colour, hatch, marker = (names[code % len(names)] for names in (_FALLBACK_COLOURS, _FALLBACK_HATCHES, _FALLBACK_MARKERS))
+    return Look(plain(kernel, 24), colour, hatch, marker)
 
 
 def title_of(series: str) -> str:
@@ -126,7 +115,12 @@ def rank(kernel: str) -> tuple[int, str]:
 def plain(text: object, longest: int = 60) -> str:
     """A string from a row, fit to be drawn or printed: no control characters, not longer than ``longest``."""
     clean = "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in str(text))
-    return clean if len(clean) <= longest else clean[: longest - 1] + "…"
+    return clean if len(clean) <= longest else clean[: longest - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def times(ratio: float) -> str:
+    """A ratio as text: 1.25 times."""
+    return f"{ratio:.2f}{TIMES}"
 
 
 def length_label(tokens: float) -> str:
@@ -164,7 +158,7 @@ def context() -> Iterator[None]:
         yield
 
 
-def title_and_legend(figure: Figure, title: str, handles: Sequence[Artist], labels: Sequence[str]) -> None:
+def title_and_legend(figure: Figure, title: str, handles: Sequence[Any], labels: Sequence[str]) -> None:
     """Title and legend above the axes, left-aligned, the title on a line of its own."""
     columns = max(1, min(len(handles), int(figure.get_figwidth() / 1.6)))
     figure.legend(
@@ -180,36 +174,5 @@ def caption_below(figure: Figure, text: str, *, watermark: bool = False) -> None
         wrapped = "\n".join(line for part in text.split("\n") for line in textwrap.wrap(part, width))
         figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=7.5, color=MUTED, linespacing=1.4)
     if watermark:
-        figure.text(0.5, 0.5, "SIMULATED", fontsize=54, color=MUTED, alpha=0.22, rotation=24, ha="center", va="center", zorder=9)
-
-
-def to_bytes(figure: Figure, suffix: str) -> bytes:
-    """The figure as one file: pdf, png or svg. Equal figures give equal bytes.
-
-    Raises:
-        ValueError: another suffix.
-    """
-    if suffix not in FORMATS:
-        raise ValueError(f"figure format is {suffix!r}; allowed: {', '.join(FORMATS)}")
-    buffer = io.BytesIO()
-    with context():
-        figure.savefig(buffer, format=suffix, metadata=_METADATA[suffix])
-    return buffer.getvalue()
-
-
-def to_csv(frame: pd.DataFrame) -> str:
-    """The numbers behind a figure, in a fixed format."""
-    return str(frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
-
-
-def save(figure: Figure, frame: pd.DataFrame, stem: Path) -> list[Path]:
-    """Writes ``stem``.pdf, .png, .svg and .csv; returns the paths."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for suffix in FORMATS:
-        path = stem.with_name(f"{stem.name}.{suffix}")
-        path.write_bytes(to_bytes(figure, suffix))
-        paths.append(path)
-    path = stem.with_name(f"{stem.name}.csv")
-    path.write_text(to_csv(frame), encoding="utf-8")
-    return [*paths, path]
+        stamp: dict[str, Any] = {"fontsize": 54, "color": MUTED, "alpha": 0.22, "rotation": 24, "zorder": 9}
+        figure.text(0.5, 0.5, "SIMULATED", ha="center", va="center", **stamp)

@@ -103,7 +103,9 @@ def make_row(
     return check_row({**row, **fields}, "row_factory")
 
 
-def make_rounds(median_ms: float, *, rounds: int = 5, samples: int = 7, spread: float = 0.01, noise: int = 0, **fields: Any) -> list[Row]:
+def make_rounds(
+    median_ms: float, *, rounds: int = 5, samples: int = 7, spread: float = 0.01, noise: int = 0, **fields: Any
+) -> list[Row]:
     """Rows of one case, one a round, samples scattered round ``median_ms`` by a seeded relative ``spread``."""
     draw = random.Random(noise)
     rows = []

@@ -5,6 +5,7 @@ One file a competitor beside this one. Nothing here measures; ``harness.worker``
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,15 +57,8 @@ class Backend(ABC):
     def source_hash(self, device: str) -> str:
         """Hash of what determines this competitor's speed: its version and the files it is made of here."""
         version = self.probe(device).version
-        files = [ROOT / name for name in (*self.sources, f"harness/backends/{Path(self.file).name}")]
-        return hash_files(files, salt=f"{self.name} {version}")
-
-    @property
-    def file(self) -> str:
-        """The file that defines this backend."""
-        import sys
-
-        return str(sys.modules[type(self).__module__].__file__)
+        own = Path(inspect.getfile(type(self)))
+        return hash_files([own, *(ROOT / name for name in self.sources)], salt=f"{self.name} {version}")
 
 
 def gib(count: float) -> str:

@@ -11,13 +11,11 @@ import shutil
 from typing import ClassVar
 
 import torch
-from torch.nn.attention.flex_attention import flex_attention
 
 from harness.backends.base import Attend, Availability, Backend, torch_version
 from harness.cases import Problem
 from harness.provenance import package_version
 from masks.column_mask import ColumnMask
-from masks.convert import to_flex_block_mask
 
 
 class Flex(Backend):
@@ -25,7 +23,7 @@ class Flex(Backend):
 
     name = "flex"
     title = "FlexAttention"
-    sources = ("masks/convert", "masks/column_mask.py", "masks/tiles.py")
+    sources = ("masks/convert/flex.py", "masks/tiles.py")
     kernel_options: ClassVar[dict[str, str] | None] = None
 
     def probe(self, device: str) -> Availability:
@@ -48,6 +46,11 @@ class Flex(Backend):
 
     def prepare(self, problem: Problem, mask: ColumnMask) -> Attend:
         """Builds the block mask and the compiled function; the first call compiles."""
+        # Imported here: the compiler behind it takes seconds to load, and most processes never need it.
+        from torch.nn.attention.flex_attention import flex_attention
+
+        from masks.convert import to_flex_block_mask
+
         block_mask = to_flex_block_mask(mask, heads_q=problem.heads)
         compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
         grouped = problem.heads != problem.kv_heads

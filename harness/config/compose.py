@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from harness.config import schema
 from harness.config.errors import ConfigError
@@ -34,9 +35,10 @@ def load(overrides: Sequence[str]) -> Config:
     try:
         with initialize_config_dir(str(CONF), version_base=VERSION_BASE):
             composed = compose("config", list(overrides), return_hydra_config=True)
+        config = to_config(composed)
         _refuse_hydra_settings(composed)
-        return to_config(composed)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        return config
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(_translate(error, parsed)) from error
@@ -54,7 +56,7 @@ def to_config(composed: DictConfig) -> Config:
 
 
 def _refuse_hydra_settings(composed: DictConfig) -> None:
-    """A file on the search path may not turn Hydra's settings: a launcher set there would be taken and ignored."""
+    """No configuration file may turn Hydra's own settings: a launcher set there would be taken and ignored."""
     hydra = composed.hydra
     fixed = {
         "hydra.launcher": str(hydra.launcher.get("_target_")).endswith("BasicLauncher"),

@@ -193,6 +193,7 @@ def _bare(kind: Any) -> Any:
 
 
 def expected(kind: Any) -> str:
+    """What a key of this type takes, in words."""
     bare = _bare(kind)
     if isinstance(bare, type) and issubclass(bare, Enum):
         return "allowed: " + ", ".join(bare.__members__)

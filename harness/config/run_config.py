@@ -126,6 +126,9 @@ class RunConfig:
         _number("timing.target_s", t.target_s, above=0)
         _number("timing.heat_s", t.heat_s, least=0)
         _number("timing.timeout_s", t.timeout_s, above=0)
+        if (t.heat_s > 0) != (t.protocol == "sustained"):
+            rule = "sustained is heated first (above 0), burst is not (0)"
+            raise ConfigError(f"timing.heat_s={t.heat_s:g} does not go with timing.protocol={t.protocol}; {rule}")
 
     def batch_at(self, seqlen: int) -> int:
         """Sequences at a length."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import typing
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,7 @@ def register() -> None:
     ConfigStore.instance().store(name="schema", node=Config)
 
 
+@cache
 def keys() -> dict[str, Any]:
     """Every settable key by its dotted name, with its type (a union with None where it may stay open)."""
 

@@ -6,7 +6,7 @@ inputs, float32 for 16-bit ones. The same-dtype error of a block is the yardstic
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -65,7 +65,7 @@ class Oracle:
             name: tensor[min(item, tensor.shape[0] - 1), min(mask_head, tensor.shape[1] - 1)][None, None]
             for name, tensor in mask.tensors().items()
         }
-        return ColumnMask(**cut, causal=mask.causal, seqlen_q=mask.seqlen_q, seqlen_k=mask.seqlen_k)
+        return replace(mask, **cut)
 
     def _tensors(self, item: int, head: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k, v, dout of one query head, [S, D] each."""

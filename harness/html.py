@@ -1,0 +1,146 @@
+"""The few HTML pieces that the report is made of. Every string goes through :func:`esc`; nothing is loaded or executed.
+
+Functions named after an element return markup; whatever else they are given as text is escaped.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+
+from matplotlib.figure import Figure
+
+from plots import files, style
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def esc(value: object, longest: int = 400) -> Markup:
+    """A value as HTML text or attribute: control characters removed, cut to ``longest``, escaped. Markup stays."""
+    return value if isinstance(value, Markup) else Markup(html.escape(style.plain(value, longest), quote=True))
+
+
+def join(parts: Iterable[object], between: str = "") -> Markup:
+    """The parts one after another."""
+    return Markup(between.join(esc(part) for part in parts))
+
+
+def element(name: str, *children: object, **attributes: str) -> Markup:
+    """``<name attributes>children</name>``; ``class_`` is written ``class``."""
+    shown = "".join(f' {key.rstrip("_")}="{esc(value)}"' for key, value in attributes.items())
+    return Markup(f"<{name}{shown}>{join(children)}</{name}>")
+
+
+def table(head: Sequence[object], lines: Iterable[Sequence[object]], *, numbers: Iterable[int] = ()) -> Markup:
+    """A table that scrolls sideways on a narrow screen; the columns in ``numbers`` are aligned right."""
+    right = set(numbers)
+
+    def cell(name: str, place: int, value: object) -> Markup:
+        return element(name, value, class_="n") if place in right else element(name, value)
+
+    top = element("tr", *(cell("th", i, value) for i, value in enumerate(head)))
+    body = join(element("tr", *(cell("td", i, value) for i, value in enumerate(line))) for line in lines)
+    return element("div", element("table", element("thead", top), element("tbody", body)), class_="scroll")
+
+
+def fold(title: object, *children: object, opened: bool = False) -> Markup:
+    """A part that can be opened, without a script."""
+    return Markup(f"<details{' open' if opened else ''}><summary>{esc(title)}</summary>{join(children)}</details>")
+
+
+def inline_svg(figure: Figure, prefix: str, label: str) -> Markup:
+    """A figure as inline SVG: ids of its own, and text, lines and paper in the page's colours, so dark mode works."""
+    text = files.to_bytes(figure, "svg").decode()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="', f'id="{prefix}-', text)
+    text = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{prefix}-", text)
+    for colour, name in ((style.INK, "ink"), (style.MUTED, "muted"), (style.GRID, "line"), (style.PAPER, "paper")):
+        text = text.replace(colour, f"var(--{name})")
+    width = float(figure.get_figwidth())
+    size = f'style="min-width:{width * 56:.0f}px;max-width:{width * 110:.0f}px"'
+    opening = re.sub(r' (width|height)="[^"]*"', "", text[: text.index(">")])
+    opening = opening.replace("<svg", f'<svg role="img" aria-label="{esc(label)}" {size}', 1)
+    return Markup(opening + text[text.index(">") :])
+
+
+def page(title: str, *children: object) -> str:
+    """The whole document."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{esc(title)}</title>\n<style>{_CSS}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(esc(child) for child in children)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+# A browser that honours it loads and runs nothing, whatever a row says.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+_CSS = """
+:root { --ink: #24292f; --muted: #6a737d; --line: #dfe3e8; --paper: #ffffff; --back: #f5f6f8;
+  --accent: #0072b2; --bad: #b3261e; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e9ee; --muted: #9aa4b1; --line: #363d47; --paper: #1b1f25; --back: #12151a;
+    --accent: #6cb6ea; --bad: #ff8a80; }
+}
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; }
+body { margin: 0; background: var(--back); color: var(--ink);
+  font: 15px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+main { max-width: 1180px; margin: 0 auto; padding: 28px 20px 80px; }
+h1 { font-size: 1.65rem; line-height: 1.2; margin: 0 0 14px; letter-spacing: -0.01em; }
+h2 { font-size: 1.2rem; margin: 44px 0 12px; }
+h3 { font-size: 1rem; margin: 26px 0 8px; }
+.card > h3:first-child { margin-top: 2px; }
+p { margin: 8px 0; }
+a { color: var(--accent); text-decoration: none; }
+a:hover { text-decoration: underline; }
+nav { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 16px 0 0; font-size: 0.92rem; }
+.sub, .note { color: var(--muted); }
+.note { font-size: 0.87rem; }
+.card { background: var(--paper); border: 1px solid var(--line); border-radius: 10px; padding: 14px 18px; margin: 14px 0; }
+.grid { display: flex; flex-wrap: wrap; gap: 0 14px; }
+.grid > * { flex: 1 1 430px; min-width: 0; max-width: 640px; }
+.scroll + .scroll { margin-top: 20px; }
+.chip { display: inline-block; border: 1px solid var(--line); border-radius: 99px; padding: 1px 10px; margin: 0 6px 6px 0;
+  font-size: 0.84rem; background: var(--paper); white-space: nowrap; max-width: 100%; overflow: hidden;
+  text-overflow: ellipsis; }
+.stamp { border-color: var(--accent); color: var(--accent); font-weight: 600; letter-spacing: 0.03em; }
+.bad { color: var(--bad); }
+.big { font-size: 1.02rem; }
+ul { margin: 6px 0; padding-left: 20px; }
+li { margin: 4px 0; }
+.scroll { overflow-x: auto; -webkit-overflow-scrolling: touch; }
+table { border-collapse: collapse; width: 100%; font-size: 0.88rem; font-variant-numeric: tabular-nums; }
+th { text-align: left; font-weight: 600; color: var(--muted); font-size: 0.8rem; vertical-align: bottom; }
+th, td { padding: 6px 10px 6px 0; border-bottom: 1px solid var(--line); white-space: nowrap; vertical-align: top; }
+td.wrap, .wrap { white-space: normal; overflow-wrap: anywhere; min-width: 220px; display: block; }
+tbody tr:last-child td { border-bottom: 0; }
+.n { text-align: right; }
+th.n, td.n { padding-right: 14px; }
+.dot { display: inline-block; width: 9px; height: 9px; border-radius: 2px; margin-right: 6px; }
+small { color: var(--muted); font-size: 0.8rem; }
+figure { margin: 14px 0; }
+figure svg { display: block; width: 100%; height: auto; }
+figcaption { color: var(--muted); font-size: 0.84rem; margin-top: 8px; }
+figcaption b { color: var(--ink); display: block; font-size: 0.98rem; }
+details { margin: 8px 0; }
+summary { cursor: pointer; font-weight: 600; }
+td details { margin: 0; }
+td summary { font-weight: 400; color: var(--accent); font-size: 0.84rem; }
+code { font: 0.82rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: pre-wrap;
+  overflow-wrap: anywhere; }
+.strip { display: block; width: 140px; height: 18px; }
+@media (max-width: 600px) { main { padding: 18px 12px 60px; } .card { padding: 12px; } h1 { font-size: 1.35rem; } }
+@media print { body { background: #fff; } .card { break-inside: avoid; } }
+"""

@@ -1,0 +1,152 @@
+"""One self-contained HTML file about a folder of rows: ``python -m harness.report RESULTS_DIR [--out FILE]``.
+
+What is fastest, by how much and how sure; the figures; every case; what has no figures and why; where it ran and how to
+run it again. No script and nothing loaded from elsewhere. Rows are data of unknown origin: every string is escaped
+(``harness.html``). Which rows count is decided in ``plots.cells``; nothing is measured or judged here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import findings, report_cases, report_findings, report_where
+from harness.html import Markup, element, fold, inline_svg, join, page
+from harness.rows import RowError
+from plots import captions, catalogue
+from plots.cells import Cell, cells_of, load_rows
+from plots.gallery import gallery
+from plots.slots import settings
+
+OK, USAGE, BAD_DATA = 0, 2, 4
+
+_SECTIONS = {
+    "short": "In short",
+    "fastest": "Fastest per mask",
+    "dense": "Reference against dense",
+    "figures": "Figures",
+    "cases": "Every case",
+    "without": "Without figures",
+    "where": "Environment and commands",
+}
+
+
+def build(cells: Sequence[Cell], environments: dict[str, dict[str, Any] | None]) -> str:
+    """The document.
+
+    Args:
+        cells: at least one.
+        environments: environment records by their hash; None where the record is missing.
+    """
+    groups = list(settings(cells).values())
+    parts: dict[str, list[Markup]] = {name: [] for name in _SECTIONS}
+    for members in groups:
+        heading = _setting_heading(members) if len(groups) > 1 else Markup("")
+        found = findings.places(members)
+        duels = findings.duels(members, "reference", "dense")
+        parts["short"].append(element("div", heading, report_findings.short(members, found, duels), class_="card"))
+        parts["fastest"].append(join([heading, *report_findings.fastest(found)]))
+        if duels:
+            parts["dense"].append(element("div", heading, report_findings.duel_table(duels), class_="card"))
+        parts["cases"].append(join([heading, *report_cases.case_tables(found)]))
+        parts["without"].append(join([heading, report_cases.without_figures(members, found)]))
+    parts["figures"] = _figures(cells)
+    parts["where"] = [report_where.environment(cells, environments), report_where.runs(cells)]
+    shown = {name: title for name, title in _SECTIONS.items() if parts[name]}
+    body = [join([element("h2", title, id=name), *parts[name]]) for name, title in shown.items()]
+    return page("Attention under column masks", _header(cells, shown), *body)
+
+
+def _header(cells: Sequence[Cell], shown: dict[str, str]) -> Markup:
+    rows = [row for cell in cells for row in (cell.rows or (cell.row,))]
+    days = sorted({row["time"][:10] for row in rows})
+    good = sum(cell.ok for cell in cells)
+    chips = [element("span", source.upper(), class_="chip stamp") for source in captions.sources(cells)]
+    chips += [element("span", name, class_="chip") for name in sorted({captions.machine(cell) for cell in cells})]
+    names = [f"{protocol} protocol" for protocol in sorted({cell["protocol"] for cell in cells})]
+    names.append(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}")
+    chips += [element("span", name, class_="chip") for name in names]
+    rounds = sum(len(cell.rows) for cell in cells)
+    counts = f"{len(cells)} cases, {good} with figures, {len(cells) - good} without; {rounds} timed rounds."
+    links = element("nav", *(element("a", title, href=f"#{name}") for name, title in shown.items()))
+    return element("header", element("h1", "Attention under column masks"), *chips, element("p", counts, class_="sub"), links)
+
+
+def _setting_heading(members: Sequence[Cell]) -> Markup:
+    told = captions.facts(members)
+    return element("h3", " · ".join(told[name] for name in ("machine", "protocol", "shape")))
+
+
+def _figures(cells: Sequence[Cell]) -> list[Markup]:
+    """Lengths and heat maps at once, bars and pictures to be opened; without lengths the bars come at once."""
+    drawn = list(catalogue.figures(cells))
+    measured = {cell["mask"] for cell in cells}
+    pictures = gallery([name for name in gallery().frame["mask"] if name in measured]) if measured else None
+    several = any(item.kind == "lengths" for item in drawn)
+    lines, maps, bars, folded = [], [], [], []
+    for number, item in enumerate([*drawn, *([pictures] if pictures is not None else [])]):
+        head, *rest = item.caption.split("\n")
+        caption = element("figcaption", element("b", item.title), head, *(element("div", line) for line in rest))
+        picture = element("div", inline_svg(item.bare(), f"f{number}", item.title), class_="scroll")
+        figure = element("figure", picture, caption, class_="card")
+        if item.kind == "lengths":
+            lines.append(figure)
+        elif item.kind == "heatmap":
+            maps.append(figure)
+        elif item.kind == "bars" and not several:
+            bars.append(figure)
+        else:
+            folded.append(fold(item.title, figure))
+    return [*bars, *lines, element("div", *maps, class_="grid"), *folded]
+
+
+def load_environments(folder: Path, cells: Sequence[Cell]) -> dict[str, dict[str, Any] | None]:
+    """The environment records that the cells refer to, from any ``environments`` folder below ``folder``."""
+    return report_where.load_environments(folder, {row["environment"] for cell in cells for row in (cell.rows or (cell.row,))})
+
+
+def write(results_dir: Path, out: Path) -> int:
+    """Writes the report; returns the number of its cases (0: no rows, nothing written).
+
+    Raises:
+        FileNotFoundError: no such folder. RowError: rows that do not follow the schema. OSError: ``out`` not writable.
+    """
+    cells = cells_of(load_rows(results_dir))
+    if cells:
+        text = build(cells, load_environments(results_dir, cells))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8", newline="")
+    return len(cells)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code: 0 ok, 2 no folder, no rows or nowhere to write, 4 rows that do not follow the schema."""
+    parser = argparse.ArgumentParser(prog="python -m harness.report", description="Write the report of recorded rows.")
+    parser.add_argument("results_dir", type=Path, help="folder with rows")
+    parser.add_argument("--out", type=Path, help="the HTML file (default: RESULTS_DIR/report.html)")
+    options = parser.parse_args(arguments)
+    out = options.out or options.results_dir / "report.html"
+    try:
+        count = write(options.results_dir, out)
+    except RowError as error:
+        return _complain(str(error), BAD_DATA)
+    except FileNotFoundError as error:
+        return _complain(str(error), USAGE)
+    except OSError as error:
+        return _complain(f"cannot write {out}: {error.strerror or error}", USAGE)
+    if not count:
+        return _complain(f"no rows below {options.results_dir}: measure first, rows lie in a folder called rows", USAGE)
+    print(f"{out}: {count} cases")
+    return OK
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"report: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

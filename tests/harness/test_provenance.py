@@ -1,0 +1,79 @@
+"""Identity of code and machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness import provenance
+from harness.backends import BACKENDS
+from harness.device import ClockSampler
+
+
+def test_the_hash_follows_content_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.py").write_text("1")
+    first = provenance.hash_files([tmp_path / "a"])
+    (tmp_path / "a" / "note.txt").write_text("not source")
+    assert provenance.hash_files([tmp_path / "a"]) == first
+    (tmp_path / "a" / "x.py").write_text("2")
+    second = provenance.hash_files([tmp_path / "a"])
+    (tmp_path / "a" / "x.py").rename(tmp_path / "a" / "y.py")
+    assert len({first, second, provenance.hash_files([tmp_path / "a"])}) == 3
+    assert provenance.hash_files([tmp_path / "a"], "salt") != provenance.hash_files([tmp_path / "a"])
+
+
+def test_a_copy_without_git_knows_its_commit_while_its_code_is_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    monkeypatch.setattr(provenance, "_COPIED", tmp_path / "provenance.json")
+    (tmp_path / "masks").mkdir()
+    (tmp_path / "masks" / "x.py").write_text("1")
+
+    def state() -> tuple[str | None, bool | None]:
+        provenance.git_state.cache_clear()
+        provenance.tree_hash.cache_clear()
+        return provenance.git_state()
+
+    assert state() == (None, None)
+    record = {"git_sha": "abc", "git_dirty": False, "tree_hash": provenance.tree_hash()}
+    (tmp_path / "provenance.json").write_text(json.dumps(record))
+    assert state() == ("abc", False)
+    (tmp_path / "masks" / "x.py").write_text("2")
+    assert state() == ("abc", True)
+    provenance.git_state.cache_clear()
+    provenance.tree_hash.cache_clear()
+
+
+def test_environment_holds_no_names_of_machines_or_people() -> None:
+    record = provenance.environment("cpu")
+    assert {"torch", "python", "os", "cpu", "cores", "variables"} <= set(record)
+    text = json.dumps(record)
+    import getpass
+    import socket
+
+    for name in (socket.gethostname(), getpass.getuser()):
+        assert name not in text.split('"')
+
+
+def test_every_competitor_has_a_hash_of_its_own() -> None:
+    hashes = {name: backend.source_hash("cpu") for name, backend in BACKENDS.items()}
+    assert len(set(hashes.values())) == len(hashes)
+
+
+def test_a_cpu_has_no_clocks_to_sample() -> None:
+    with ClockSampler("cpu") as clocks:
+        pass
+    assert clocks.summary is None
+
+
+@pytest.mark.gpu
+def test_a_gpu_reports_clocks_power_and_temperature() -> None:
+    with ClockSampler("cuda") as clocks:
+        pass
+    assert clocks.summary is not None
+    assert clocks.summary["sm_mhz"][0] > 0 and clocks.summary["power_w"][0] > 0 and clocks.summary["temp_c"][0] > 0

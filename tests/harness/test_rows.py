@@ -1,0 +1,70 @@
+"""The row schema: what is accepted, what is refused, and how files are read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from harness.rows import FIELDS, RowError, check_row, read_rows, row_files
+from row_factory import make_row
+
+
+def test_a_valid_row_is_returned_as_it_is() -> None:
+    row = make_row()
+    assert check_row(row) is row and set(row) == set(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema_version": 99}, "schema_version is 99; this reader knows 1"),
+        ({"status": "fine"}, "status is 'fine'; allowed: ok, incorrect"),
+        ({"pass": "sideways"}, "pass is 'sideways'"),
+        ({"samples_ms": []}, "samples_ms"),
+        ({"samples_ms": [1.0, -1.0]}, "samples_ms"),
+        ({"samples_ms": [1.0, math.inf]}, "samples_ms"),
+        ({"samples_ms": [1.0, True]}, "samples_ms"),
+        ({"samples_ms": None}, "samples_ms is null"),
+        ({"density": math.nan}, "density is nan"),
+        ({"seqlen": 4096.5}, "seqlen is 4096.5; expected int"),
+        ({"seqlen": True}, "seqlen is True"),
+        ({"deterministic": 1}, "deterministic is 1; expected bool"),
+        ({"kernel": None}, "kernel is null"),
+        ({"status": "oom"}, "status oom must not carry samples_ms"),
+        ({"surprise": 1}, "unknown fields .'surprise'."),
+    ],
+)
+def test_a_broken_row_is_refused_by_field(change: dict, message: str) -> None:
+    with pytest.raises(RowError, match=message):
+        check_row(make_row() | change)
+
+
+def test_a_missing_field_is_named() -> None:
+    row = make_row()
+    del row["gpu"]
+    with pytest.raises(RowError, match="missing fields .'gpu'."):
+        check_row(row)
+    with pytest.raises(RowError, match="expected a JSON object, found list"):
+        check_row([])
+
+
+def test_plain_and_gzipped_files_are_read_in_order(tmp_path: Path) -> None:
+    folder = tmp_path / "h200" / "rows"
+    folder.mkdir(parents=True)
+    (folder / "a.jsonl").write_text(json.dumps(make_row(round=0)) + "\n")
+    with gzip.open(folder / "b.jsonl.gz", "wt") as stream:
+        stream.write(json.dumps(make_row(round=1)) + "\n")
+    (tmp_path / "not_rows.jsonl").write_text("garbage\n")
+    assert [path.name for path in row_files(tmp_path)] == ["a.jsonl", "b.jsonl.gz"]
+    assert [row["round"] for row in read_rows(tmp_path)] == [0, 1]
+
+
+def test_a_bad_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.jsonl").write_text(json.dumps(make_row()) + "\n{]\n" + json.dumps(make_row()) + "\n")
+    with pytest.raises(RowError, match="a.jsonl:2: not JSON"):
+        read_rows(tmp_path)

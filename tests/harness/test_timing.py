@@ -1,0 +1,54 @@
+"""How calls are timed: how many samples, what is inside, what is flushed."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from harness.cases import Timing
+from harness.timing import Timer, cache_bytes
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(1.0, 3), (0.1, 3), (0.05, 6), (0.02, 15), (0.001, 20), (0.0, 20)])
+def test_samples_follow_the_length_of_a_call(seconds: float, count: int) -> None:
+    assert Timer("cpu", Timing(l2="warm")).samples_for(seconds) == count
+
+
+def test_a_sample_is_the_call_and_not_the_flush() -> None:
+    timer = Timer("cpu", Timing(l2="cold", max_samples=4))
+    samples = timer.measure(lambda: time.sleep(0.02), 4)
+    assert len(samples) == 4 and all(20 <= sample < 60 for sample in samples)
+
+
+def test_cold_flushes_twice_the_cache_before_every_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = Timer("cpu", Timing(l2="cold"))
+    assert timer._flush is not None and timer._flush.numel() == 2 * cache_bytes("cpu")
+    events: list[str] = []
+    monkeypatch.setattr(timer, "flush", lambda: events.append("flush"))
+    timer.measure(lambda: events.append("call"), 3)
+    assert events == ["flush", "call"] * 3
+    assert Timer("cpu", Timing(l2="warm"))._flush is None
+
+
+def test_a_round_warms_up_before_it_counts() -> None:
+    calls: list[float] = []
+    timer = Timer("cpu", Timing(l2="warm", target_s=0.05))
+
+    def call() -> None:
+        calls.append(time.perf_counter())
+        time.sleep(0.01)
+
+    assert len(timer.round(call)) == len(calls) - 1 == 5
+
+
+@pytest.mark.gpu
+def test_gpu_samples_wait_for_the_kernel() -> None:
+    a = torch.randn((4096, 4096), device="cuda")
+    timer = Timer("cuda", Timing())
+    timer.round(lambda: a @ a)
+    begin = time.perf_counter()
+    samples = timer.measure(lambda: a @ a, 10)
+    spent = (time.perf_counter() - begin) * 1000
+    assert 0.1 < sum(samples) <= spent
