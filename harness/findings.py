@@ -90,7 +90,7 @@ def mean_ratio(found: Sequence[Duel]) -> float:
 
 
 def wins(found: Sequence[Place]) -> list[tuple[str, int, int]]:
-    """(series, places it is fastest at, of these by an interval that leaves out 1), most wins first.
+    """(series, places it is fastest at, of these surely: see ``Ratio.sure``), most wins first.
 
     Places with a single competitor are nobody's win.
     """

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from harness.findings import Duel, Place, mean_ratio, wins
 from harness.html import Markup, element, join, table
 from plots.cells import Cell, series_of
-from plots.statistics import Interval, Ratio, geometric_mean
+from plots.statistics import ROUNDS_TO_BE_SURE, Interval, Ratio, geometric_mean
 from plots.style import length_label, look, times, title_of
 
 
@@ -57,7 +57,7 @@ def short(cells: Sequence[Cell], found: Sequence[Place], duels: Sequence[Duel]) 
         lines.append(f"Without figures: {words}.")
     note = (
         "A place is one mask, length and pass. Sure: the 95% interval of the ratio to the second, bootstrapped over rounds "
-        "and paired by round, leaves out 1. Averages of ratios are geometric."
+        f"and paired by round, leaves out 1, over at least {ROUNDS_TO_BE_SURE} rounds. Averages of ratios are geometric."
     )
     return join([element("ul", *(element("li", line) for line in lines), class_="big"), element("p", note, class_="note")])
 
@@ -106,7 +106,7 @@ def _winner(place: Place | None) -> Markup:
         return join([kernel_name(best), element("small", "alone")], " ")
     second, ratio = lead
     words = f"{times(ratio.value)} over {title_of(series_of(second))} ({_range(ratio.interval)})"
-    tie = "" if ratio.sure else " · tie" if ratio.interval.known else " · too few rounds"
+    tie = "" if ratio.sure else " · too few rounds" if ratio.rounds < ROUNDS_TO_BE_SURE else " · tie"
     return join([kernel_name(best), Markup("<br>"), element("small", words + tie)])
 
 

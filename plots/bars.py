@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -18,6 +19,7 @@ from plots.slots import same_problem, slot_labels
 COLUMNS = [
     "mask", "series", "kernel", "source", "status", "tflops", "low", "high", "median_ms", "rival", "ratio", "ratio_low",
     "ratio_high",
+    "sure",
 ]  # fmt: skip
 
 OURS = ("fm3", "reference")
@@ -64,7 +66,7 @@ def data(cells: Sequence[Cell], seqlen: int, pass_: str, convention: str = "exac
             if judged is not None and cell is judged[0]:
                 ratio = cell.speedup_over(judged[1])
                 line |= {"rival": series_of(judged[1]), "ratio": ratio.value}
-                line |= {"ratio_low": ratio.interval.low, "ratio_high": ratio.interval.high}
+                line |= {"ratio_low": ratio.interval.low, "ratio_high": ratio.interval.high, "sure": ratio.sure}
             lines.append(line)
     return pd.DataFrame(lines, columns=COLUMNS)
 
@@ -126,13 +128,11 @@ def draw(frame: pd.DataFrame, caption: str, *, title: str = "", simulated: bool 
             if len(told):
                 line = told.iloc[0]
                 height = group["high"].fillna(group["tflops"]).max() * scale.factor
-                unsure = line["ratio_low"] <= 1.0 <= line["ratio_high"]
-                weight = "bold" if line["ratio"] > 1.0 and not unsure else "normal"
+                weight = "bold" if line["ratio"] > 1.0 and line["sure"] else "normal"
                 text = style.times(line["ratio"])
                 axes.text(i, height + top * 0.02, text, ha="center", va="bottom", fontsize=8.5, fontweight=weight)
-        axes.set_xticks(
-            range(len(masks)), [wrap_label(mask) for mask in masks], rotation=35, ha="right", rotation_mode="anchor"
-        )
+        slant: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if len(masks) > 3 else {}
+        axes.set_xticks(range(len(masks)), [wrap_label(mask) for mask in masks], **slant)
         axes.tick_params(axis="x", length=0)
         axes.set_xlim(-0.6, len(masks) - 0.4)
         axes.set_ylim(0, top * 1.12)

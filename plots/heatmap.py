@@ -17,8 +17,9 @@ from plots import captions, style
 from plots.bars import subject_of, wrap_label
 from plots.cells import Cell, series_of, sort_key
 from plots.slots import same_problem, slot_labels
+from plots.statistics import ROUNDS_TO_BE_SURE
 
-COLUMNS = ["mask", "seqlen", "series", "over", "status", "ratio", "low", "high", "rounds"]
+COLUMNS = ["mask", "seqlen", "series", "over", "status", "ratio", "low", "high", "rounds", "sure"]
 
 
 # Where the colour scale is labelled.
@@ -62,7 +63,13 @@ def data(cells: Sequence[Cell], pass_: str, series: str, over: str) -> pd.DataFr
             line["status"] = "another mask"
         elif mine.ok and rival.ok:
             ratio = mine.speedup_over(rival)
-            line |= {"ratio": ratio.value, "low": ratio.interval.low, "high": ratio.interval.high, "rounds": ratio.rounds}
+            line |= {
+                "ratio": ratio.value,
+                "low": ratio.interval.low,
+                "high": ratio.interval.high,
+                "rounds": ratio.rounds,
+                "sure": ratio.sure,
+            }
         else:
             line["status"] = rival.status if mine.ok else mine.status
         lines.append(line)
@@ -72,7 +79,7 @@ def data(cells: Sequence[Cell], pass_: str, series: str, over: str) -> pd.DataFr
 
 
 def draw(frame: pd.DataFrame, caption: str, *, title: str = "", simulated: bool = False) -> Figure:
-    """The figure of :func:`data`'s frame. Colours are centred on 1 and logarithmic; ~ marks an interval that holds 1."""
+    """The figure of :func:`data`'s frame. Colours are centred on 1 and logarithmic; ~ marks a ratio that is not sure."""
     masks = list(dict.fromkeys(frame["mask"]))
     lengths = sorted(set(frame["seqlen"]))
     grid = np.full((len(masks), len(lengths)), np.nan)
@@ -83,8 +90,7 @@ def draw(frame: pd.DataFrame, caption: str, *, title: str = "", simulated: bool 
             words[spot] = (line["status"].replace("_", " "), False)
             continue
         grid[spot] = math.log2(line["ratio"])
-        unsure = line["low"] <= 1.0 <= line["high"]
-        words[spot] = ("~" * unsure + style.times(line["ratio"]), True)
+        words[spot] = ("~" * (not line["sure"]) + style.times(line["ratio"]), True)
     reach = max(0.25, float(np.nanmax(np.abs(grid))))
     with style.context():
         figure = Figure(figsize=(max(5.4, 3.0 + 0.95 * len(lengths)), 1.7 + 0.34 * len(masks)))
@@ -119,5 +125,5 @@ def note(frame: pd.DataFrame) -> str:
     """How the figure is read."""
     pair = frame.iloc[0]
     text = f"Time of {style.plain(pair['over'])} over time of {style.plain(pair['series'])}, median over paired rounds."
-    unsure = ((frame["low"] <= 1.0) & (frame["high"] >= 1.0)).any()
-    return text + (" ~ : the 95% interval holds 1." if unsure else "")
+    unsure = (frame["ratio"].notna() & ~frame["sure"].eq(True)).any()
+    return text + (f" ~ : the 95% interval holds 1, or fewer than {ROUNDS_TO_BE_SURE} rounds." if unsure else "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -16,6 +17,33 @@ from harness.backends.base import Attend, Availability, Backend, torch_version
 from harness.cases import Problem
 from harness.provenance import package_version
 from masks.column_mask import ColumnMask
+from masks.families.global_sliding_window import GLOBAL_TOKENS
+
+MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def closed_form(problem: Problem) -> MaskMod | None:
+    """The ``mask_mod`` that a user would write for a window, without looking anything up; None for other families.
+
+    The gate checks it against the column mask like everything else.
+    """
+    spec, seqlen = problem.mask, problem.seqlen
+    window = spec.params.get("window")
+
+    def sliding(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        return (q >= kv) & (q - kv < size)
+
+    def sliding_and_global(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        return (kv < first) | (q < first) | ((q - kv <= size) & (kv - q <= size))
+
+    if spec.family == "sliding_window":
+        size = max(1, seqlen // 16) if window is None else int(window)
+        return sliding
+    if spec.family == "global_sliding_window":
+        size = seqlen // 16 if window is None else int(window)
+        first = int(spec.params.get("global_tokens", GLOBAL_TOKENS))
+        return sliding_and_global
+    return None
 
 
 class Flex(Backend):
@@ -51,7 +79,7 @@ class Flex(Backend):
 
         from masks.convert import to_flex_block_mask
 
-        block_mask = to_flex_block_mask(mask, heads_q=problem.heads)
+        block_mask = to_flex_block_mask(mask, problem.heads, closed_form(problem))
         compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
         grouped = problem.heads != problem.kv_heads
         options = self.kernel_options

@@ -59,7 +59,9 @@ def _both(first: MaskMod, second: MaskMod) -> MaskMod:
     return both
 
 
-def to_flex_block_mask(mask: ColumnMask, heads_q: int | None = None) -> BlockMask | None:
+def to_flex_block_mask(
+    mask: ColumnMask, heads_q: int | None = None, mask_mod: MaskMod | None = None
+) -> BlockMask | None:
     """The mask as FlexAttention's ``BlockMask`` with 128x128 blocks, or None for a mask that hides nothing by form.
 
     None (no vectors, not causal, no block mask) is what ``flex_attention(..., block_mask=None)`` takes for unmasked
@@ -70,11 +72,13 @@ def to_flex_block_mask(mask: ColumnMask, heads_q: int | None = None) -> BlockMas
     Args:
         mask: any column mask with at least one row and column.
         heads_q: as in :func:`to_mask_mod`.
+        mask_mod: an element function to use in place of that of :func:`to_mask_mod`. It must say the same: a family
+            with a closed form is cheaper that way.
 
     Raises:
         MaskError: ``heads_q`` is not a multiple of the mask heads, or the mask has no rows or no columns.
     """
-    mask_mod = to_mask_mod(mask, heads_q)
+    mask_mod = mask_mod or to_mask_mod(mask, heads_q)
     if 0 in (mask.seqlen_q, mask.seqlen_k, mask.batch, mask.heads):
         raise MaskError(f"FlexAttention needs at least one row, column, batch item and head; the mask is {mask!r}")
     if not mask.vectors and not mask.causal and mask.block_mask is None:

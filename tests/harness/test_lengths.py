@@ -65,7 +65,7 @@ def test_parquet(tmp_path: Path) -> None:
     with pytest.raises(LengthsError, match=r"no column 'lenght'; allowed: length \(did you mean 'length'\?\)"):
         read_lengths(path, "lenght")
     path.write_bytes(b"not parquet")
-    with pytest.raises(LengthsError, match="a.parquet: not a readable Parquet file"):
+    with pytest.raises(LengthsError, match=r"a\.parquet: not a readable Parquet file"):
         read_lengths(path)
 
 
@@ -135,7 +135,7 @@ def test_files_that_are_no_text(tmp_path: Path) -> None:
     with pytest.raises(LengthsError, match=r"nothing.txt: no such file"):
         read_lengths(tmp_path / "nothing.txt")
     (tmp_path / "a.txt").write_bytes(b"3\n\xff\xfe\n")
-    with pytest.raises(LengthsError, match="a.txt: not UTF-8 text"):
+    with pytest.raises(LengthsError, match=r"a\.txt: not UTF-8 text"):
         read_lengths(tmp_path / "a.txt")
     with pytest.raises(LengthsError, match="no column 'n'; allowed: length"):
         read_lengths(save(tmp_path, "b.txt", "3\n"), "n")

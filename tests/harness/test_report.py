@@ -54,7 +54,7 @@ def rows() -> list[Row]:
     some: list[Row] = []
     for seqlen, scale in ((1024, 1.0), (4096, 16.0)):
         for mask, share in (("full", 1.0), ("document", 0.25)):
-            common = {"mask": mask, "seqlen": seqlen, "density": share, "tile_density": share, "rounds": 3}
+            common = {"mask": mask, "seqlen": seqlen, "density": share, "tile_density": share, "rounds": 5}
             some += make_rounds(scale * (0.1 + share), kernel="reference", **common)
             some += make_rounds(scale, kernel="dense", noise=1, **common)
         some.append(make_row(kernel="flex", mask="document", seqlen=seqlen, status="timeout", reason="no answer after 600 s"))

@@ -38,7 +38,8 @@ def builder(name: str, seqlen: int, batch: int = 1, heads: int = 1) -> Callable[
 
 def main() -> None:
     """Prints the table."""
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, milliseconds, best of {REPEATS}")
+    torch.set_num_threads(1)  # what a busy machine gives, and steadier
+    print(f"torch {torch.__version__}, one thread, milliseconds, best of {REPEATS}")
     print(f"{'family':<24}{'build 128K':>12}{'build 1M':>12}{'density 1M':>12}{'exact density':>15}")
     for name in FAMILIES:
         short, long = best_ms(builder(name, SHORT)), best_ms(builder(name, LONG))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_masks import random_masks
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
@@ -23,7 +26,6 @@ from masks.dense import dense
 from masks.documents import documents_from_lengths, paper_documents
 from masks.families import FAMILIES, build_mask
 from masks.tiles import SKIPPED, class_of_tiles, tile_counts
-from random_masks import random_masks
 
 SIZE = 70
 
@@ -319,7 +321,7 @@ def test_cu_seqlens_of_documents(lengths: list[int], causal: bool, spelling: str
 def unpack(cu_seqlens: list[int], causal: bool, window: int | None, size: int) -> Tensor:
     i, j = torch.arange(size)[:, None], torch.arange(size)
     seen = torch.zeros((size, size), dtype=torch.bool)
-    for begin, end in zip(cu_seqlens, cu_seqlens[1:], strict=False):
+    for begin, end in pairwise(cu_seqlens):
         seen |= (i >= begin) & (i < end) & (j >= begin) & (j < end)
     if causal:
         seen &= j <= i

@@ -23,10 +23,10 @@ def rows_of_three() -> list[Row]:
     rows = []
     for seqlen, scale in ((4096, 1.0), (8192, 4.0)):
         for mask in ("full", "document"):
-            common = {"mask": mask, "seqlen": seqlen, "rounds": 4}
+            common = {"mask": mask, "seqlen": seqlen, "rounds": 5}
             rows += make_rounds(1.0 * scale, kernel="reference", **common)
             rows += make_rounds(2.0 * scale, kernel="dense", noise=1, **common)
-        rows += make_rounds(4.0 * scale, kernel="flex", noise=2, mask="full", seqlen=seqlen, rounds=4)
+        rows += make_rounds(4.0 * scale, kernel="flex", noise=2, mask="full", seqlen=seqlen, rounds=5)
         status = "oom" if seqlen == 8192 else "unsupported"
         rows.append(make_row(kernel="flex", mask="document", seqlen=seqlen, status=status))
     return rows
@@ -121,7 +121,7 @@ def test_heat_map_holds_paired_ratios_and_words() -> None:
     frame = heatmap.data(cells, "forward", "reference", "flex")
     full = frame[frame["mask"] == "full"]
     assert full["ratio"].to_numpy() == pytest.approx(4.0, rel=0.02)
-    assert list(full["rounds"]) == [4, 4]
+    assert list(full["rounds"]) == [5, 5]
     assert list(frame[frame["mask"] == "document"]["status"]) == ["unsupported", "oom"]
     texts = [text.get_text() for text in heatmap.draw(frame, "caption").axes[0].texts]
     assert {"unsupported", "oom"} <= set(texts)

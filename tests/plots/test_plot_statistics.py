@@ -105,6 +105,13 @@ def test_ratio_without_common_rounds_has_no_interval() -> None:
     assert math.isnan(ratio.interval.low)
 
 
+def test_a_clear_ratio_over_few_rounds_is_not_sure() -> None:
+    base = {("a", i): [2.0 + i / 100] for i in range(4)}
+    assert not paired_ratio(base, {key: [1.0] for key in base}).sure
+    base["a", 4] = [2.0]
+    assert paired_ratio(base, {key: [1.0] for key in base}).sure
+
+
 def test_ratio_near_one_is_not_sure() -> None:
     base = {("a", i): [value] for i, value in enumerate([1.0, 1.1, 0.9, 1.05, 0.95])}
     assert not paired_ratio(base, {key: [1.0] for key in base}).sure
