@@ -95,7 +95,7 @@ class ClockSampler:
     """
 
     def __init__(self, device: str, period_s: float = 0.05) -> None:
-        self._nvml = _nvml() if device == "cuda" else None
+        self._nvml: Any = _nvml() if device == "cuda" else None
         self._handle = _handle(self._nvml) if self._nvml is not None else None
         self._period = period_s
         self._series: dict[str, list[float]] = {"sm_mhz": [], "mem_mhz": [], "power_w": [], "temp_c": []}

@@ -202,7 +202,7 @@ class _Run:
         tflops = row["flops"] / statistics.median(entry["samples_ms"]) / 1e9
         peak = self.options.peak_tflops
         if peak is not None and tflops > peak:
-            row |= {name: None for name in ("samples_ms", "flops", "flops_tile128")}
+            row |= dict.fromkeys(("samples_ms", "flops", "flops_tile128"))
             row |= {"status": "incorrect", "reason": f"{tflops:.0f} TFLOP/s is above this machine's peak of {peak:g}"}
             self.display.note(f"  {kernel} {pass_}: {row['reason']}")
         return row

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -168,7 +168,7 @@ class ColumnMask:
 
     def to(self, device: torch.device | str) -> ColumnMask:
         """The same mask with its tensors on ``device``."""
-        moved = {name: tensor.to(device) for name, tensor in self.tensors().items()}
+        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.tensors().items()}
         return replace(self, **moved, placed=torch.device(device))
 
     def __repr__(self) -> str:
@@ -214,7 +214,7 @@ class ColumnMask:
             raise MaskError(
                 f"startend_row_indices has {count} vectors with causal={bool(causal)}; allowed then: {sorted(forms)}"
             )
-        named = {name: indices[..., i] for i, name in enumerate(forms[count])}
+        named: dict[str, Any] = {name: indices[..., i] for i, name in enumerate(forms[count])}
         return ColumnMask(**named, causal=causal, seqlen_q=columns if seqlen_q is None else seqlen_q, seqlen_k=columns)
 
     def to_startend_row_indices(self) -> Tensor | None:

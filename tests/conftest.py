@@ -7,7 +7,9 @@ import torch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--require-gpu", action="store_true", help="a GPU test that cannot run here fails instead of being skipped")
+    parser.addoption(
+        "--require-gpu", action="store_true", help="a GPU test that cannot run here fails instead of being skipped"
+    )
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import fake_backends
 from fake_problem import group, options
+
 from harness.runner import run
 
 fake_backends.install()

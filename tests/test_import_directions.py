@@ -52,8 +52,10 @@ def test_rooms_import_only_what_lies_below(room: str) -> None:
     for path in files(room):
         for module in imports(path):
             top = module.split(".")[0]
-            if top in ROOMS and top not in ALLOWED[room] and not any(
-                module == one or module.startswith(f"{one}.") for one in ALLOWED[room]
+            if (
+                top in ROOMS
+                and top not in ALLOWED[room]
+                and not any(module == one or module.startswith(f"{one}.") for one in ALLOWED[room])
             ):
                 bad.append(f"{path.relative_to(ROOT)} imports {module}")
     # `from harness.rows import X` is listed as harness.rows and harness.rows.X, and both are fine.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -52,7 +52,7 @@ class Flex(Backend):
     name = "flex"
     title = "FlexAttention"
     sources = ("masks/convert/flex.py", "masks/tiles.py")
-    kernel_options: ClassVar[dict[str, str] | None] = None
+    kernel_options: ClassVar[Any] = None
 
     def probe(self, device: str) -> Availability:
         """Triton on a GPU, a C++ compiler on a CPU."""
@@ -95,7 +95,7 @@ class FlexFlash(Flex):
 
     name = "flex_flash"
     title = "FlexAttention (FLASH backend)"
-    kernel_options: ClassVar[dict[str, str] | None] = {"BACKEND": "FLASH"}
+    kernel_options: ClassVar[Any] = {"BACKEND": "FLASH"}
 
     def probe(self, device: str) -> Availability:
         """Needs the package flash-attn-4 and a GPU."""

@@ -225,9 +225,9 @@ def _compare_group(
     assert dv is not None and dk is not None
     for kv_head, members in group.items():
         copies = group_size // len(members)
-        total_dv = copies * sum(e.dv for e in members)
-        total_dk = copies * sum(e.dk for e in members)
-        size = copies * sum(e.dk_size for e in members)
+        total_dv = copies * torch.stack([e.dv for e in members]).sum(0)
+        total_dk = copies * torch.stack([e.dk for e in members]).sum(0)
+        size = copies * torch.stack([e.dk_size for e in members]).sum(0)
         _near(dv[items, :, kv_head], total_dv, total_dv, unit, "dv", errors)
         _near(dk[items, :, kv_head], total_dk, size, unit, "dk", errors)
 

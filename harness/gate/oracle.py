@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,7 +62,7 @@ class Oracle:
         """The mask of one batch item and query head alone."""
         mask = self.mask
         mask_head = head // (self.heads // mask.heads)
-        cut = {
+        cut: dict[str, Any] = {
             name: tensor[min(item, tensor.shape[0] - 1), min(mask_head, tensor.shape[1] - 1)][None, None]
             for name, tensor in mask.tensors().items()
         }
@@ -95,19 +96,15 @@ class Oracle:
         rows = self._all_rows[start:end]
         seen = self._seen(rows, self._all_columns, item, head)
         out, lse, delta = self.head_rows(item, head)
-        results = {}
+        results: dict[str, list[Tensor]] = {"out": [], "dq": []}
         for kind, dtype in (("exact", self.high), ("plain", self.dtype)):
             q, k, v, dout = self._tensors(item, head, dtype)
             probabilities = self._probabilities(q[start:end] @ k.T, seen, lse[start:end], kind)
-            dq = None
+            results["out"].append(out[start:end] if kind == "exact" else probabilities @ v)
             if gradients:
                 ds = probabilities * (dout[start:end] @ v.T - delta[start:end, None].to(dtype))
-                dq = (ds @ k) * self.scale
-            results[kind] = (out[start:end] if kind == "exact" else probabilities @ v, dq)
-        blocks = [Block("out", item, head, start, end, results["exact"][0], results["plain"][0])]
-        if gradients:
-            blocks.append(Block("dq", item, head, start, end, results["exact"][1], results["plain"][1]))
-        return blocks
+                results["dq"].append((ds @ k) * self.scale)
+        return [Block(name, item, head, start, end, *pair) for name, pair in results.items() if pair]
 
     def column_block(self, item: int, kv_head: int, tile: int) -> list[Block]:
         """dk and dv of one block of columns, summed over the query heads of the group."""

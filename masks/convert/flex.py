@@ -59,9 +59,7 @@ def _both(first: MaskMod, second: MaskMod) -> MaskMod:
     return both
 
 
-def to_flex_block_mask(
-    mask: ColumnMask, heads_q: int | None = None, mask_mod: MaskMod | None = None
-) -> BlockMask | None:
+def to_flex_block_mask(mask: ColumnMask, heads_q: int | None = None, mask_mod: MaskMod | None = None) -> BlockMask | None:
     """The mask as FlexAttention's ``BlockMask`` with 128x128 blocks, or None for a mask that hides nothing by form.
 
     None (no vectors, not causal, no block mask) is what ``flex_attention(..., block_mask=None)`` takes for unmasked

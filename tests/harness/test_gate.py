@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_masks import random_masks
 
 from fm3_kernel import reference
 from harness.cases import MaskSpec, Problem
@@ -22,7 +23,6 @@ from masks.dense import dense
 from masks.documents import paper_documents
 from masks.families import FAMILIES
 from masks.tiles import FULL, PARTIAL, class_of_tiles
-from random_masks import random_masks
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -8,9 +8,9 @@ import math
 from pathlib import Path
 
 import pytest
+from row_factory import make_row
 
 from harness.rows import FIELDS, RowError, check_row, read_rows, row_files
-from row_factory import make_row
 
 
 def test_a_valid_row_is_returned_as_it_is() -> None:

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import fake_backends
+import pytest
 from fake_problem import group, options
+
 from harness.backends import BACKENDS
 from harness.cases import Group
 from harness.rows import read_rows
@@ -46,7 +46,9 @@ def keys(results: Path) -> Counter[tuple[str, str, int]]:
 def test_a_good_run_records_every_round_once_in_alternating_order(tmp_path: Path) -> None:
     assert run([group(("good", "other"), rounds=3)], options(tmp_path)) == EXIT_OK
     rows = read_rows(tmp_path)
-    assert keys(tmp_path) == Counter({(k, p, r): 1 for k in ("good", "other") for p in ("forward", "backward") for r in range(3)})
+    assert keys(tmp_path) == Counter(
+        {(k, p, r): 1 for k in ("good", "other") for p in ("forward", "backward") for r in range(3)}
+    )
     order = {(row["kernel"], row["round"]): row["order"] for row in rows}
     assert [order["good", r] for r in range(3)] == [0, 1, 0]
     assert {row["density"] for row in rows} == {(64 * 65 / 2) / 64**2}

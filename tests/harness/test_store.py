@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 
 import pytest
+from row_factory import make_row
 
 from harness.rows import RowError, read_file, read_rows
 from harness.store import Store, StoreError, new_run_id
-from row_factory import make_row
 
 
 def test_rows_come_back_as_they_went_in(tmp_path: Path) -> None:

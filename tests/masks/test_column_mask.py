@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given, settings
+from random_masks import random_masks
 
 from masks.column_mask import BLOCK, ColumnMask, MaskError, pack_block_mask
 from masks.dense import dense
-from random_masks import random_masks
 
 
 @settings(max_examples=200, deadline=None)
@@ -29,9 +29,7 @@ def test_diagonal_as_a_vector_is_the_same_mask(mask: ColumnMask) -> None:
 @given(mask=random_masks())
 def test_interchange_form_is_lossless(mask: ColumnMask) -> None:
     indices = mask.to_startend_row_indices()
-    again = ColumnMask.from_startend_row_indices(
-        indices, causal=mask.causal, seqlen_q=mask.seqlen_q, seqlen_k=mask.seqlen_k
-    )
+    again = ColumnMask.from_startend_row_indices(indices, causal=mask.causal, seqlen_q=mask.seqlen_q, seqlen_k=mask.seqlen_k)
     assert again.vectors == mask.vectors and again.digest() == mask.digest()
     if indices is not None:
         assert torch.equal(again.to_startend_row_indices(), indices)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_masks import random_masks
 
 from masks.column_mask import BLOCK, ColumnMask, MaskError, tile_count
 from masks.dense import dense
@@ -20,7 +21,6 @@ from masks.tiles import (
     tile_density,
     visible_pairs,
 )
-from random_masks import random_masks
 
 
 def tiles_of(seen: torch.Tensor, tile_q: int, tile_k: int) -> torch.Tensor:
