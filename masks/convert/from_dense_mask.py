@@ -6,7 +6,7 @@ a tile is skipped by one interval at a time over many columns.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,12 +40,12 @@ def from_dense(visible: Tensor) -> ColumnMask:
         raise MaskError(f"the dense mask is {visible.dtype} {tuple(visible.shape)}; expected torch.bool [B, Hm, Sq, Sk]")
     rows, columns = visible.shape[2:]
     if 0 in visible.shape or bool(visible.all()):
-        return ColumnMask(seqlen_q=rows, seqlen_k=columns)
+        return ColumnMask(seqlen_q=rows, seqlen_k=columns, placed=visible.device)
     placed = _place(visible)
 
     def build(causal: bool, **vectors: Tensor) -> ColumnMask:
-        named = {name: vector.to(torch.int32).contiguous() for name, vector in vectors.items()}
-        return ColumnMask(**named, causal=causal, seqlen_q=rows, seqlen_k=columns)
+        named: dict[str, Any] = {name: vector.to(torch.int32).contiguous() for name, vector in vectors.items()}
+        return ColumnMask(**named, causal=causal, seqlen_q=rows, seqlen_k=columns, placed=visible.device)
 
     lts, lte, uts, ute = placed
     lower_open = bool(((lts >= lte) | (lte == rows)).all())

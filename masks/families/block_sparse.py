@@ -33,7 +33,7 @@ def block_sparse(seqlen: int, *, seed: int, batch: int, heads: int, keep_rate: f
         bits = pack_block_mask(_keep(many, rows, keep_rate, generator))
         packed[:, rows, : bits.shape[-1]] = bits
     causal = ColumnMask(causal=True, seqlen_q=seqlen, seqlen_k=seqlen)
-    return replace(causal, block_mask=packed.view(batch, heads, tiles, -1))
+    return replace(causal, block_mask=packed.view(batch, heads, *packed.shape[1:]))
 
 
 def _keep(many: int, rows: Tensor, keep_rate: float, generator: torch.Generator) -> Tensor:

@@ -11,6 +11,9 @@ from torch import Tensor
 from masks.column_mask import ColumnMask, MaskError
 from masks.families.family import Family
 
+GROUP = 1 << 18
+"""Columns of as many heads as are done together: their scratch stays in the cache."""
+
 
 def random_eviction(seqlen: int, *, seed: int, batch: int, heads: int) -> ColumnMask:
     """Causal; ``S - S//2`` columns, drawn uniformly from ``[0, S-1)``, get an ``LTS`` in ``S//2 .. S-1``, the others ``S``.
@@ -24,23 +27,29 @@ def random_eviction(seqlen: int, *, seed: int, batch: int, heads: int) -> Column
     if seqlen < 2:
         raise MaskError(f"random_eviction needs at least 2 tokens; seqlen is {seqlen}")
     generator = torch.Generator().manual_seed(seed)
-    many, half = batch * heads, seqlen // 2
-    draws = [torch.randperm(seqlen - 1, generator=generator)[: seqlen - half] for _ in range(many)]
-    columns = torch.stack(draws) if draws else torch.empty((0, seqlen - half), dtype=torch.int64)
-    evicted = torch.zeros((many, seqlen - 1), dtype=torch.bool).scatter_(1, columns, True)
-
+    many = batch * heads
     lts = torch.full((many, seqlen), seqlen, dtype=torch.int32)
-    free = torch.ones((many, seqlen - half), dtype=torch.bool)  # row half + i has no column yet
+    for part in lts.split(max(1, GROUP // seqlen)):
+        _evict(part, generator)
+    return ColumnMask(lts=lts.view(batch, heads, seqlen), causal=True, seqlen_q=seqlen, seqlen_k=seqlen)
+
+
+def _evict(lts: Tensor, generator: torch.Generator) -> None:
+    """Writes the evicting rows of a few heads into their ``LTS``, int32 ``[heads, S]``, filled with ``S`` so far."""
+    heads, seqlen = lts.shape
+    half = seqlen // 2
+    columns = torch.stack([torch.randperm(seqlen - 1, generator=generator)[: seqlen - half] for _ in range(heads)])
+    evicted = torch.zeros((heads, seqlen - 1), dtype=torch.bool).scatter_(1, columns, True)
+    free = torch.ones((heads, seqlen - half), dtype=torch.bool)  # row half + i has no column yet
     if half < seqlen - 1:
         upper = evicted[:, half:]
         rows = _rows_of_upper_columns(upper, generator)
         lts[:, half : seqlen - 1] = torch.where(upper, half + rows, seqlen)
-        item, column = upper.nonzero(as_tuple=True)
-        free[item, rows[item, column]] = False
+        head, column = upper.nonzero(as_tuple=True)
+        free[head, rows[head, column]] = False
     # Columns left of the middle fit every row that is left; they are in random order already, so any order of rows does.
-    item, place = (columns < half).nonzero(as_tuple=True)
-    lts[item, columns[item, place]] = (free.nonzero(as_tuple=True)[1] + half).to(torch.int32)
-    return ColumnMask(lts=lts.view(batch, heads, seqlen), causal=True, seqlen_q=seqlen, seqlen_k=seqlen)
+    head, place = (columns < half).nonzero(as_tuple=True)
+    lts[head, columns[head, place]] = (free.nonzero(as_tuple=True)[1] + half).to(torch.int32)
 
 
 def _rows_of_upper_columns(evicted: Tensor, generator: torch.Generator) -> Tensor:
@@ -58,9 +67,12 @@ def _rows_of_upper_columns(evicted: Tensor, generator: torch.Generator) -> Tenso
     pool = step - (taking.cumsum(1) - taking.long())  # rows in the pool before this step's row joins
     drawn = (torch.rand(evicted.shape, generator=generator, dtype=torch.float64) * (pool + 1)).long()
     slot = torch.where(taking, drawn, pool)
-    order = slot.to(torch.int32).argsort(dim=1, stable=True)
+    # All heads in one flat sort: a one-dimensional integer sort is several times quicker in torch than one by rows.
+    offset = evicted.shape[1] * torch.arange(evicted.shape[0])[:, None]
+    order = (slot + offset).to(torch.int32).flatten().argsort(stable=True)
     earlier = torch.zeros_like(order)
-    earlier.scatter_(1, order[:, 1:], order[:, :-1])
+    earlier[order[1:]] = order[:-1]
+    earlier = earlier.view(evicted.shape) - offset
     # A draw of the new slot itself takes the row that has just come.
     source = torch.where(drawn < pool, earlier, step)
     return (evicted.shape[1] - source).flip(1)
