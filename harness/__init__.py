@@ -1,0 +1,1 @@
+"""Asks and records: configuration, runner, gate, timing, rows, and what is made from them."""

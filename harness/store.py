@@ -6,6 +6,7 @@ write that fails half way is cut off again, and what was recorded before stays r
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -68,10 +69,8 @@ class Store:
                 written += os.write(self._file, data[written:])
             os.fsync(self._file)
         except OSError as error:
-            try:
+            with contextlib.suppress(OSError):  # the reader leaves out a last line that has no end
                 os.ftruncate(self._file, size)
-            except OSError:
-                pass  # the reader leaves out a last line that has no end
             raise self._refusal(error) from error
 
     def write_environment(self, record: dict[str, Any]) -> str:

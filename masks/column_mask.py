@@ -290,7 +290,8 @@ class ColumnMask:
         expected = (tile_count(self.seqlen_q), tile_count(self.seqlen_k))
         if keep.dtype != torch.bool or keep.dim() != 4 or tuple(keep.shape[2:]) != expected:
             raise MaskError(
-                f"block mask is {keep.dtype} {tuple(keep.shape)}; expected torch.bool [batch, mask heads, {expected[0]}, {expected[1]}]"
+                f"block mask is {keep.dtype} {tuple(keep.shape)}; "
+                f"expected torch.bool [batch, mask heads, {expected[0]}, {expected[1]}]"
             )
         return replace(self, block_mask=pack_block_mask(keep))
 
@@ -329,5 +330,5 @@ def pack_block_mask(keep: Tensor) -> Tensor:
     """bool ``[..., R, C]`` to packed bits uint8 ``[..., R, ceil(C/8)]``, lowest bit first."""
     padded = torch.nn.functional.pad(keep.to(torch.uint8), (0, -keep.shape[-1] % 8))
     bits = padded.unflatten(-1, (-1, 8))
-    weights = 2 ** torch.arange(8, device=keep.device, dtype=torch.int32)
-    return (bits.to(torch.int32) * weights).sum(-1).to(torch.uint8)
+    weights = 1 << torch.arange(8, device=keep.device, dtype=torch.uint8)
+    return (bits * weights).sum(-1, dtype=torch.uint8)

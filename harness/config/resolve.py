@@ -61,7 +61,7 @@ def resolve(config: Config, gpu: str | None) -> RunConfig:
     peaks = {name: peak for name, peak in dataclasses.asdict(hardware.peak_tflops).items() if peak is not None}
     return RunConfig(
         families=families,
-        seqlens=(config.seqlen,) if config.seqlen is not None else tuple(config.sweep.seqlens),
+        seqlens=(config.seqlen,) if config.seqlen is not None else tuple(config.sweep.seqlens or hardware.seqlens),
         device=hardware.device.value,
         dtype=_first("dtype", config.dtype, hardware.dtype).value,
         head_dim=head_dim,

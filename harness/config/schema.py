@@ -151,7 +151,8 @@ class HardwareSchema:
     """``hardware``: the device, its peak, and the shapes that make sense on it.
 
     ``gpus`` are the full names torch gives the GPU. heads is ``hidden / head_dim`` unless given; batch is
-    ``tokens / seqlen``, at least 1, unless given. ``timing`` names the file that ``timing=auto`` means here.
+    ``tokens / seqlen``, at least 1, unless given. ``seqlens`` are the lengths of a sweep that names none of its own.
+    ``timing`` names the file that ``timing=auto`` means here.
     """
 
     name: str = "auto"
@@ -165,6 +166,7 @@ class HardwareSchema:
     tokens: int | None = None
     batch: int | None = None
     variant: Variant | None = None
+    seqlens: list[int] = field(default_factory=list)
     timing: str | None = None
 
 

@@ -174,7 +174,7 @@ def _check_census(
             for_dq = Inputs(plain.q, spread(signed * code_k, kv_heads), values, plain.dout)
             for_dk = Inputs(spread(code_q, heads), spread(flat_k, kv_heads), values, plain.dout)
             results += [run(attend, layout, for_dq, True), run(attend, layout, for_dk, True)]
-        _compare(census, results, (codes_q, codes_k), signs, scale, (batch, heads, kv_heads), errors)
+        _compare(census, results, (codes_q, codes_k), signs, scale, (heads, kv_heads), errors)
 
 
 def _compare(
@@ -183,10 +183,10 @@ def _compare(
     codes: tuple[Any, Any],
     signs: Tensor,
     scale: float,
-    shape: tuple[int, int, int],
+    shape: tuple[int, int],
     errors: dict[str, float],
 ) -> None:
-    batch, heads, kv_heads = shape
+    heads, kv_heads = shape
     mask_batch, mask_heads = len(census), len(census[0]) if census else 0
     out, lse = results[0]["out"], results[0]["lse"]
     assert out is not None

@@ -87,7 +87,7 @@ def test_help_names_the_groups_and_examples(here: Path, capsys: pytest.CaptureFi
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert "python -m harness mask=document seqlen=4096" in shown
-    assert "sweep: cpu, none, single_gpu, smoke" in shown
+    assert "sweep: none, reproduce, single_gpu, smoke" in shown
     assert list(here.iterdir()) == []
 
 
@@ -178,7 +178,7 @@ def test_examples_of_the_documentation(here: Path, calls: list[Call]) -> None:
     (here / "my.csv").write_text("length\n" + "100\n" * 50)
     assert cli.main(["mask=document", "mask.lengths=my.csv", "device=cpu"]) == 0
     assert cli.main(["sweep=smoke", "device=cpu"]) == 0
-    assert cli.main(["sweep=cpu", "device=cpu"]) == 0
+    assert cli.main(["sweep=reproduce", "device=cpu"]) == 0
     assert [len(groups) for groups, _ in calls] == [1, 6, 24]
     assert calls[0][0][0].problem.mask.variant == "my.csv"
     assert {g.problem.seqlen for g in calls[1][0]} == {512}
