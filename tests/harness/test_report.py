@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from row_factory import make_rounds, make_row, write_rows
 
-from harness.commands import case_command, run_command
-from harness.html import Markup, element, esc
-from harness.report import build, main
-from harness.report_cases import strip
-from harness.report_where import load_environments
+from harness.report.__main__ import build, main
+from harness.report.cases import strip
+from harness.report.commands import case_command, run_command
+from harness.report.html import Markup, element, esc
+from harness.report.where import load_environments
 from harness.rows import Row
 from plots.cells import cells_of
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.commands import run_command
-from harness.html import Markup, element, esc, table
+from harness.report.commands import run_command
+from harness.report.html import Markup, element, esc, table
 from plots.cells import Cell, series_of
 from plots.style import title_of
 

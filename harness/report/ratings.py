@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from harness.findings import Duel, Place, mean_ratio, wins
-from harness.html import Markup, element, join, table
+from harness.report.html import Markup, element, join, table
 from plots.cells import Cell, series_of
 from plots.statistics import ROUNDS_TO_BE_SURE, Interval, Ratio, geometric_mean
 from plots.style import length_label, look, times, title_of

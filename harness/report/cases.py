@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from harness.commands import case_command
 from harness.findings import Place
-from harness.html import Markup, element, esc, fold, join, table
-from harness.report_findings import kernel_name, pass_name
+from harness.report.commands import case_command
+from harness.report.html import Markup, element, esc, fold, join, table
+from harness.report.ratings import kernel_name, pass_name
 from harness.terminal import three_digits
 from plots.cells import Cell, series_of
 from plots.style import TIMES, length_label, look, scale_for

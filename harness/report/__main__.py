@@ -2,7 +2,7 @@
 
 What is fastest, by how much and how sure; the figures; every case; what has no figures and why; where it ran and how to
 run it again. No script and nothing loaded from elsewhere. Rows are data of unknown origin: every string is escaped
-(``harness.html``). Which rows count is decided in ``plots.cells``; nothing is measured or judged here.
+(``harness.report.html``). Which rows count is decided in ``plots.cells``; nothing is measured or judged here.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import findings, report_cases, report_findings, report_where
-from harness.html import Markup, element, fold, inline_svg, join, page
+from harness import findings
+from harness.report import cases, ratings, where
+from harness.report.html import Markup, element, fold, inline_svg, join, page
 from harness.rows import RowError
 from plots import captions, catalogue
 from plots.cells import Cell, cells_of, load_rows
@@ -47,14 +48,14 @@ def build(cells: Sequence[Cell], environments: dict[str, dict[str, Any] | None])
         heading = _setting_heading(members) if len(groups) > 1 else Markup("")
         found = findings.places(members)
         duels = findings.duels(members, "reference", "dense")
-        parts["short"].append(element("div", heading, report_findings.short(members, found, duels), class_="card"))
-        parts["fastest"].append(join([heading, *report_findings.fastest(found)]))
+        parts["short"].append(element("div", heading, ratings.short(members, found, duels), class_="card"))
+        parts["fastest"].append(join([heading, *ratings.fastest(found)]))
         if duels:
-            parts["dense"].append(element("div", heading, report_findings.duel_table(duels), class_="card"))
-        parts["cases"].append(join([heading, *report_cases.case_tables(found)]))
-        parts["without"].append(join([heading, report_cases.without_figures(members, found)]))
+            parts["dense"].append(element("div", heading, ratings.duel_table(duels), class_="card"))
+        parts["cases"].append(join([heading, *cases.case_tables(found)]))
+        parts["without"].append(join([heading, cases.without_figures(members, found)]))
     parts["figures"] = _figures(cells)
-    parts["where"] = [report_where.environment(cells, environments), report_where.runs(cells)]
+    parts["where"] = [where.environment(cells, environments), where.runs(cells)]
     shown = {name: title for name, title in _SECTIONS.items() if parts[name]}
     body = [join([element("h2", title, id=name), *parts[name]]) for name, title in shown.items()]
     return page("Attention under column masks", _header(cells, shown), *body)
@@ -105,7 +106,7 @@ def _figures(cells: Sequence[Cell]) -> list[Markup]:
 
 def load_environments(folder: Path, cells: Sequence[Cell]) -> dict[str, dict[str, Any] | None]:
     """The environment records that the cells refer to, from any ``environments`` folder below ``folder``."""
-    return report_where.load_environments(folder, {row["environment"] for cell in cells for row in (cell.rows or (cell.row,))})
+    return where.load_environments(folder, {row["environment"] for cell in cells for row in (cell.rows or (cell.row,))})
 
 
 def write(results_dir: Path, out: Path) -> int:
