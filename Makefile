@@ -4,12 +4,22 @@
 PYTHON      ?= python3
 CONSTRAINTS ?= constraints.txt
 RESULTS     ?= results/local
+SWEEP       ?= reproduce
 # A folder of wheels: `make setup WHEELS=dir` installs from it without a network, on top of the packages of $(PYTHON).
 WHEELS      ?=
 
 VENV := .venv
 PY   := $(VENV)/bin/python
 READY := $(VENV)/.ready
+
+# Measure, then draw and report whatever was recorded: a failed case is shown too, and decides the exit code.
+define measure-and-show
+	code=0; $(PY) -m harness $(1) results_dir=$(RESULTS) || code=$$?; \
+	$(PY) -m plots $(RESULTS) --out $(RESULTS)/plots && \
+	$(PY) -m harness.report $(RESULTS) && \
+	$(PY) -m harness.summary $(RESULTS) --out $(RESULTS)/summary.csv --table && \
+	echo "rows: $(RESULTS)/rows   figures: $(RESULTS)/plots   report: $(RESULTS)/report.html" && exit $$code
+endef
 
 .DEFAULT_GOAL := help
 .PHONY: help setup reproduce reproduce-single-gpu test lint format doctor plots report summary clean
@@ -33,17 +43,11 @@ endif
 
 reproduce: setup  ## set up, measure what this hardware can, draw, report
 	$(PY) -m harness.doctor
-	$(PY) -m harness sweep=reproduce results_dir=$(RESULTS)
-	$(PY) -m plots $(RESULTS) --out $(RESULTS)/plots
-	$(PY) -m harness.report $(RESULTS)
-	$(PY) -m harness.summary $(RESULTS) --table
+	$(call measure-and-show,sweep=$(SWEEP))
 
 reproduce-single-gpu: setup  ## the 12 masks at 4K to 128K on one GPU, every competitor that runs here
 	$(PY) -m harness.doctor
-	$(PY) -m harness experiment=paper_single_gpu results_dir=$(RESULTS)
-	$(PY) -m plots $(RESULTS) --out $(RESULTS)/plots
-	$(PY) -m harness.report $(RESULTS)
-	$(PY) -m harness.summary $(RESULTS) --table
+	$(call measure-and-show,experiment=paper_single_gpu)
 
 test: setup  ## all tests that this hardware allows
 	$(PY) -m pytest -q -n 2
@@ -66,8 +70,9 @@ plots: setup  ## figures from the rows below RESULTS
 report: setup  ## one HTML file from the rows below RESULTS
 	$(PY) -m harness.report $(RESULTS)
 
-summary: setup  ## results/summary.csv from the committed rows
+summary: setup  ## results/summary.csv and the README's table from the committed rows
 	$(PY) -m harness.summary results --out results/summary.csv
+	$(PY) -m harness.readme
 
 clean:  ## remove what was built (recorded rows stay)
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,71 @@
+"""The table of measured results in README.md, made from the committed rows: ``python -m harness.readme``.
+
+The text between the two markers is replaced, everything else stays. A test fails when the table is not what the rows say.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.provenance import ROOT
+from plots import captions
+from plots.cells import Cell, cells_of, load_rows
+from plots.style import length_label, rank, title_of
+
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+GPU, PROTOCOL, LENGTHS = "NVIDIA H200", "sustained", (8192, 32768)
+
+
+def table(cells: Sequence[Cell]) -> str:
+    """Markdown: mask by kernel, ``forward / backward`` TFLOP/s by exact density, one table a length, caption below."""
+    chosen = [c for c in cells if c["gpu"] == GPU and c["protocol"] == PROTOCOL and c["seqlen"] in LENGTHS]
+    parts = []
+    for seqlen in LENGTHS:
+        members = [cell for cell in chosen if cell["seqlen"] == seqlen]
+        kernels = sorted({cell["kernel"] for cell in members if cell.ok}, key=rank)
+        masks = list(dict.fromkeys(cell["mask"] for cell in members))
+        lines = [
+            f"| {length_label(seqlen)} tokens | density | " + " | ".join(map(title_of, kernels)) + " |",
+            "|---|---|" + "---|" * len(kernels),
+        ]
+        for mask in masks:
+            of_mask = [cell for cell in members if cell["mask"] == mask]
+            density = next(cell["density"] for cell in of_mask if cell.ok)
+            shown = [_pair([cell for cell in of_mask if cell["kernel"] == kernel]) for kernel in kernels]
+            lines.append(f"| {mask} | {density:.3f} | " + " | ".join(shown) + " |")
+        parts.append("\n".join(lines))
+    good = [cell for cell in chosen if cell.ok]
+    return "\n\n".join([*parts, captions.caption(good) if good else ""])
+
+
+def _pair(cells: Sequence[Cell]) -> str:
+    speeds = {cell["pass"]: cell.tflops() for cell in cells if cell.ok}
+    if not speeds:
+        return "-"
+    return " / ".join(f"{speeds[name]:.0f}" if name in speeds else "-" for name in ("forward", "backward"))
+
+
+def with_table(text: str, block: str) -> str:
+    """The README's text with the table in its place.
+
+    Raises:
+        ValueError: a marker is missing.
+    """
+    before, found, rest = text.partition(BEGIN)
+    _, closed, after = rest.partition(END)
+    if not (found and closed):
+        raise ValueError(f"README.md needs the lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{block}\n{END}{after}"
+
+
+def main() -> int:
+    """Rewrite README.md in place."""
+    path: Path = ROOT / "README.md"
+    path.write_text(with_table(path.read_text(), table(cells_of(load_rows(ROOT / "results")))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""README.md says what the rows say, and its commands exist."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from row_factory import make_rounds
+
+from harness.provenance import ROOT
+from harness.readme import END, table, with_table
+from plots.cells import cells_of, load_rows
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_table_is_what_the_committed_rows_say() -> None:
+    assert with_table(README, table(cells_of(load_rows(ROOT / "results")))) == README, "run `make summary`"
+
+
+def test_the_table_shows_both_passes_and_a_dash_for_what_is_missing() -> None:
+    rows = [
+        *make_rounds(2.0, kernel="flex", mask="causal", seqlen=8192, gpu="NVIDIA H200", power_limit=700),
+        *make_rounds(1.0, kernel="sdpa_cudnn", mask="full", seqlen=8192, gpu="NVIDIA H200", power_limit=700),
+    ]
+    lines = [line for line in table(cells_of(rows)).splitlines() if line.startswith(("| full", "| causal"))]
+    assert [line.count("| - |") for line in lines] == [1, 1]
+    assert all(re.search(r"\d+ / -", line) for line in lines)
+
+
+def test_a_missing_marker_is_named() -> None:
+    with pytest.raises(ValueError, match="results: end"):
+        with_table(README.replace(END, ""), "x")
+
+
+def test_make_targets_and_files_of_the_readme_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"\bmake ([a-z-]+)", README):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+    for path in re.findall(r"`((?:docs|results|plots)/[\w./-]+)`", README):
+        assert (ROOT / path).exists(), path
