@@ -22,7 +22,7 @@ define measure-and-show
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce reproduce-single-gpu test lint format doctor plots report summary clean
+.PHONY: help setup reproduce reproduce-single-gpu test lint format kernels doctor plots report summary clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -60,6 +60,9 @@ lint: setup  ## style, formatting and types
 format: setup  ## rewrite the code in the project's format
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+kernels: setup  ## compile the CUDA kernels (needs nvcc, not a GPU) and print what each costs
+	$(PY) -m fm3_kernel.build
 
 doctor: setup  ## which competitors can run here, and why not
 	$(PY) -m harness.doctor

@@ -1,0 +1,201 @@
+"""Compiling ``csrc/`` with nvcc: one shared library an instance, cached by what it was made of, gated by what it costs.
+
+``python -m fm3_kernel.build`` builds everything and prints the resource table. No torch headers take part, so a library
+serves every torch and Python. A kernel that spills, serialises its matrix products or has its register split ignored is
+slower by half without a word at run time: the build fails instead. Loading is ``fm3_kernel.library``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+INSTANCES = CSRC / "sm90" / "instances"
+
+FLAGS = (
+    "-gencode=arch=compute_90a,code=sm_90a",
+    "-std=c++17",
+    "-O3",
+    "--use_fast_math",
+    "-DNDEBUG",
+    "-lineinfo",
+    "-shared",
+    "-Xcompiler=-fPIC,-fvisibility=hidden",
+    "-Xptxas=-v,--warn-on-spills",
+)
+
+# Each of these in ptxas' output means that the kernel runs, right and slow.
+_SLOW = re.compile(r"Potential Performance Loss|setmaxnreg.*ignored|\bC75\d\d\b|\bC7602\b", re.IGNORECASE)
+_ENTRY = re.compile(r"Compiling entry function '(?P<name>[^']+)'")
+_SPILLS = re.compile(r"(?P<frame>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads")
+_USED = re.compile(r"Used (?P<registers>\d+) registers(?:.*?, (?P<shared>\d+) bytes smem)?")
+
+
+class BuildError(RuntimeError):
+    """No compiler, a compile error, or a kernel that fails the resource gate; the message says which and what helps."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What ptxas says of one kernel: registers a thread, static shared memory, stack and spills in bytes."""
+
+    kernel: str
+    registers: int
+    shared: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+
+
+@dataclass(frozen=True)
+class Built:
+    """A compiled instance: the library and its resource table."""
+
+    name: str
+    library: Path
+    resources: tuple[Resources, ...]
+
+
+def instances() -> list[str]:
+    """Names of everything that can be built."""
+    return sorted(path.stem for path in INSTANCES.glob("*.cu"))
+
+
+def cache_folder() -> Path:
+    """Where libraries lie: ``FM3_CACHE``, else ``build/kernels`` of a checkout, else the user's cache."""
+    said = os.environ.get("FM3_CACHE")
+    if said:
+        return Path(said)
+    if os.access(ROOT, os.W_OK) and (ROOT / "Makefile").exists():
+        return ROOT / "build" / "kernels"
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "flashmask3"
+
+
+def find_nvcc() -> Path:
+    """nvcc from CUDA_HOME or CUDA_PATH, from PATH, or from the pip packages of the extra ``build``.
+
+    Raises:
+        BuildError: none of them has it; the message lists where it was looked for.
+    """
+    places = [Path(os.environ[name]) / "bin" / "nvcc" for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    on_path = shutil.which("nvcc")
+    places += [Path(on_path)] if on_path else []
+    for folder in map(Path, sys.path):
+        places += [folder / "nvidia" / part / "bin" / "nvcc" for part in ("cu13", "cuda_nvcc")]
+    for place in places:
+        if place.is_file() and os.access(place, os.X_OK):
+            return place
+    raise BuildError(
+        "no nvcc found: looked at CUDA_HOME, CUDA_PATH, PATH and the pip packages. Install a CUDA toolkit (12.8 or newer) "
+        "and set CUDA_HOME, or pip install 'flashmask3[build]'"
+    )
+
+
+@cache
+def _nvcc_version(nvcc: Path) -> str:
+    return subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout.strip().splitlines()[-1]
+
+
+def source_hash(nvcc: Path) -> str:
+    """Hash of all of ``csrc/``, the flags and the compiler: 16 hex digits. Any header may be part of any instance."""
+    state = hashlib.sha256(f"{FLAGS} {_nvcc_version(nvcc)}".encode())
+    for path in sorted(path for path in CSRC.rglob("*") if path.suffix in (".cu", ".cuh", ".h")):
+        state.update(path.relative_to(CSRC).as_posix().encode() + path.read_bytes())
+    return state.hexdigest()[:16]
+
+
+def build(name: str) -> Built:
+    """The compiled instance, from the cache if its sources, flags and compiler are unchanged.
+
+    Raises:
+        BuildError: an unknown name, no compiler, a compile error, or a kernel that fails the gate.
+    """
+    source = INSTANCES / f"{name}.cu"
+    if not source.is_file():
+        raise BuildError(f"no kernel instance {name!r}; allowed: {', '.join(instances())}")
+    nvcc = find_nvcc()
+    stem = f"{name}-{source_hash(nvcc)}"
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    library, table = folder / f"{stem}.so", folder / f"{stem}.json"
+    with (folder / f"{name}.lock").open("w") as lock:
+        # Several ranks may ask for the same kernel at once: one compiles, the others wait and find it.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (library.exists() and table.exists()):
+            _compile(nvcc, source, library, table)
+    return Built(name, library, tuple(Resources(**entry) for entry in json.loads(table.read_text())))
+
+
+def _compile(nvcc: Path, source: Path, library: Path, table: Path) -> None:
+    unfinished = library.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        done = subprocess.run([nvcc, *FLAGS, str(source), "-o", str(unfinished)], capture_output=True, text=True)
+        log = done.stdout + done.stderr
+        if done.returncode != 0:
+            raise BuildError(f"nvcc failed on {source.name}:\n{log.strip()[-4000:]}")
+        resources = list(read_resources(log))
+        check_resources(source.stem, log, resources)
+        table.write_text(json.dumps([asdict(entry) for entry in resources], indent=1) + "\n")
+        unfinished.replace(library)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def read_resources(log: str) -> Iterator[Resources]:
+    """The resource table in ptxas' verbose output, one entry a kernel."""
+    name, spills = None, None
+    for line in log.splitlines():
+        if found := _ENTRY.search(line):
+            name, spills = found["name"], None
+        elif found := _SPILLS.search(line):
+            spills = found
+        elif (found := _USED.search(line)) and name is not None and spills is not None:
+            numbers = (int(spills["frame"]), int(spills["stores"]), int(spills["loads"]))
+            yield Resources(name, int(found["registers"]), int(found["shared"] or 0), *numbers)
+            name = None
+
+
+def check_resources(name: str, log: str, resources: list[Resources]) -> None:
+    """The gate.
+
+    Raises:
+        BuildError: ptxas warns of a performance loss or ignores setmaxnreg, a kernel spills, or no kernel was reported.
+    """
+    slow = [line.strip() for line in log.splitlines() if _SLOW.search(line)]
+    if slow:
+        raise BuildError(f"{name}: ptxas says that it will be slow: " + "; ".join(slow[:5]))
+    spilling = [f"{r.kernel} ({r.spill_stores} bytes)" for r in resources if r.spill_stores or r.spill_loads]
+    if spilling:
+        raise BuildError(f"{name}: kernels that spill registers: {', '.join(spilling)}")
+    if not resources:
+        raise BuildError(f"{name}: ptxas reported no kernel; its output has another form than this gate reads")
+
+
+def main() -> int:
+    """Build everything, print the table."""
+    try:
+        for name in instances():
+            built = build(name)
+            print(f"{name}: {built.library.name}")
+            for r in built.resources:
+                print(f"  {r.registers:4d} registers {r.shared:6d} B shared {r.spill_stores:4d} B spilled  {r.kernel[:80]}")
+    except BuildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

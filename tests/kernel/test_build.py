@@ -1,0 +1,108 @@
+"""Building kernels: found compilers, the cache, and the gate that refuses slow code. No GPU is needed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fm3_kernel import build as building
+from fm3_kernel.build import BuildError, Resources, build, check_resources, find_nvcc, instances, read_resources
+
+LOG = """\
+ptxas info    : Compiling entry function '_Zone' for 'sm_90a'
+ptxas info    : Function properties for _Zone
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 168 registers, used 9 barriers, 1024 bytes smem
+ptxas info    : Compiling entry function '_Ztwo' for 'sm_90a'
+ptxas info    : Function properties for _Ztwo
+    16 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads
+ptxas info    : Used 255 registers
+"""
+
+try:
+    find_nvcc()
+    NO_NVCC = ""
+except BuildError as error:
+    NO_NVCC = str(error)
+
+needs_nvcc = pytest.mark.skipif(bool(NO_NVCC), reason=NO_NVCC or "nvcc is there")
+
+
+def test_the_resource_table_is_read() -> None:
+    assert list(read_resources(LOG)) == [Resources("_Zone", 168, 1024, 0, 0, 0), Resources("_Ztwo", 255, 0, 16, 8, 4)]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("ptxas info : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized", "will be slow"),
+        ("ptxas warning : setmaxnreg ignored; unable to determine register count at entry", "will be slow"),
+        ("", r"_Ztwo \(8 bytes\)"),
+    ],
+)
+def test_the_gate_refuses_slow_kernels(line: str, message: str) -> None:
+    with pytest.raises(BuildError, match=message):
+        check_resources("x", LOG + line, list(read_resources(LOG)))
+
+
+def test_the_gate_refuses_to_judge_what_it_cannot_read() -> None:
+    with pytest.raises(BuildError, match="reported no kernel"):
+        check_resources("x", "", [])
+    check_resources("x", "", [Resources("_Zone", 168, 1024, 0, 0, 0)])
+
+
+def test_a_missing_compiler_says_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.path", [])
+    with pytest.raises(BuildError, match=r"CUDA_HOME.*PATH.*pip install"):
+        find_nvcc()
+
+
+def test_cuda_home_comes_before_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("home", "path"):
+        (tmp_path / name / "bin").mkdir(parents=True)
+        program = tmp_path / name / "bin" / "nvcc"
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "path" / "bin"))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
+    assert find_nvcc() == tmp_path / "home" / "bin" / "nvcc"
+    monkeypatch.delenv("CUDA_HOME")
+    assert find_nvcc() == tmp_path / "path" / "bin" / "nvcc"
+
+
+def test_an_unknown_instance_is_named() -> None:
+    with pytest.raises(BuildError, match=r"'forwards'; allowed: .*gemm_check"):
+        build("forwards")
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", instances())
+def test_every_instance_builds_and_passes_the_gate(name: str) -> None:
+    built = build(name)
+    assert built.library.stat().st_size > 0
+    assert built.resources and all(entry.registers <= 255 and entry.stack == 0 for entry in built.resources)
+
+
+@needs_nvcc
+def test_the_cache_follows_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    csrc = tmp_path / "csrc"
+    source = csrc / "instances" / "tiny.cu"
+    source.parent.mkdir(parents=True)
+    source.write_text('extern "C" __global__ void tiny(int* x) { *x = 1; }\n')
+    monkeypatch.setattr(building, "CSRC", csrc)
+    monkeypatch.setattr(building, "INSTANCES", source.parent)
+    monkeypatch.setenv("FM3_CACHE", str(tmp_path / "cache"))
+    first = build("tiny")
+    stamp = os.stat(first.library).st_mtime_ns
+    assert build("tiny") == first and os.stat(first.library).st_mtime_ns == stamp
+    source.write_text(source.read_text().replace("= 1", "= 2"))
+    assert build("tiny").library != first.library
+    source.write_text("not C++\n")
+    with pytest.raises(BuildError, match=r"nvcc failed on tiny\.cu"):
+        build("tiny")
+    assert not list((tmp_path / "cache").glob("*.tmp"))
