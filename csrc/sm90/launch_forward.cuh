@@ -1,0 +1,34 @@
+// Host side of the forward kernel: tensor maps, launch, error codes.
+#pragma once
+
+#include "forward.cuh"
+#include "tensor_map.h"
+
+namespace fm3 {
+
+template <int kHeadDim, typename T>
+cudaError_t launch_forward(const Fm3ForwardArgs& args, cudaStream_t stream) {
+    using F = Forward<kHeadDim, T>;
+    const auto view = [&](const void* data, const int64_t (&strides)[3], int rows, int heads) {
+        return TensorView{data, strides[0], strides[1], strides[2], args.batch, rows, heads, kHeadDim};
+    };
+    typename F::Maps maps;
+    const bool bf16 = args.bf16 != 0;
+    cudaError_t error = encode(&maps.q, view(args.q, args.q_strides, args.rows, args.heads), bf16, F::kM, F::kChunks);
+    if (error == cudaSuccess) error = encode(&maps.k, view(args.k, args.k_strides, args.columns, args.kv_heads), bf16, F::kN, F::kChunks);
+    if (error == cudaSuccess) error = encode(&maps.v, view(args.v, args.v_strides, args.columns, args.kv_heads), bf16, F::kN, F::kChunks);
+    if (error == cudaSuccess) error = encode(&maps.out, view(args.out, args.out_strides, args.rows, args.heads), bf16, 64, 1);
+    if (error != cudaSuccess) return error;
+
+    constexpr int kBytes = int(sizeof(typename F::Shared)) + 1024;
+    static_assert(kBytes <= 232448, "more than a block's shared memory");
+    const auto kernel = forward<kHeadDim, T>;
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    if (error != cudaSuccess) return error;
+    const long long work = (long long)((args.rows + F::kM - 1) / F::kM) * args.heads * args.batch;
+    const int blocks = int(work < args.multiprocessors ? work : args.multiprocessors);
+    kernel<<<blocks, F::kThreads, kBytes, stream>>>(args, maps);
+    return cudaGetLastError();
+}
+
+}  // namespace fm3

@@ -1,0 +1,135 @@
+// The mask role: which column tiles a row tile needs, written ahead of the loads into a ring of short lists.
+//
+// One warp looks at 32 column tiles at a time, a lane a tile, by their prepared bounds. The list of a row tile arrives in
+// pieces of at most 32 tiles, so nothing here grows with the sequence.
+#pragma once
+
+#include "../common/tile_class.h"
+#include "forward_args.h"
+#include "ptx/mbarrier.cuh"
+
+namespace fm3 {
+
+constexpr int kPieces = 4;
+
+// A piece of a list: whose it is, how many tiles, whether it is the first or the last of its row tile.
+struct PieceHead {
+    int item, head, row_tile, count;
+    int first, last;
+};
+
+struct ListRing {
+    ptx::Barrier full[kPieces], empty[kPieces];
+    PieceHead head[kPieces];
+    int tiles[kPieces][32];  // column tile * 2 + partial
+};
+
+// One row tile of one head; row_tile < 0: no more work.
+struct WorkItem {
+    int item, head, row_tile;
+};
+
+// Batch outermost, then groups of heads whose keys and values fit the L2 cache together, in them the heaviest row tiles
+// of all heads first.
+__device__ __forceinline__ WorkItem decode(const Fm3ForwardArgs& args, unsigned index, unsigned row_tiles) {
+    const unsigned per_item = row_tiles * args.heads, per_group = row_tiles * args.heads_together;
+    const unsigned item = index / per_item, in_item = index - item * per_item;
+    const unsigned group = in_item / per_group, in_group = in_item - group * per_group;
+    const unsigned first_head = group * args.heads_together;
+    const unsigned members = min(unsigned(args.heads_together), args.heads - first_head);
+    const unsigned rank = in_group / members, head = first_head + in_group - rank * members;
+    unsigned row_tile = row_tiles - 1 - rank;
+    if (args.order != nullptr) {
+        const unsigned mask = (args.mask_batch > 1 ? item * args.mask_heads : 0) + head * args.mask_heads / args.heads;
+        row_tile = __ldg(args.order + int64_t(mask) * row_tiles + rank);
+    }
+    return {int(item), int(head), int(row_tile)};
+}
+
+template <int kM, int kN>
+struct MaskRole {
+    const Fm3ForwardArgs& args;
+    ListRing& ring;
+    ptx::Ring<kPieces> at{};
+
+    // A piece is written where it will be read, and handed over once it is known whether another one follows.
+    __device__ __forceinline__ void open() { ptx::wait(&ring.empty[at.stage], at.parity ^ 1); }
+
+    __device__ __forceinline__ void close(const WorkItem& work, int count, bool first, bool last) {
+        if (threadIdx.x % 32 == 0) ring.head[at.stage] = {work.item, work.head, work.row_tile, count, first, last};
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) ptx::arrive(&ring.full[at.stage]);
+        at.advance();
+    }
+
+    __device__ __forceinline__ TileClass classify_tile(const WorkItem& work, const int4* bounds, int tile) const {
+        const int r0 = work.row_tile * kM, r1 = min(r0 + kM, args.rows);
+        const int c0 = tile * kN, c1 = min(c0 + kN, args.columns);
+        BlockBounds b{args.rows, args.rows, 0, 0, args.rows, args.rows, 0, 0};
+        if (args.bounds != nullptr) {
+            const int4 lower = __ldg(bounds + 2 * tile), upper = __ldg(bounds + 2 * tile + 1);
+            b = {lower.x, lower.y, lower.z, lower.w, upper.x, upper.y, upper.z, upper.w};
+        }
+        TileClass kind = classify(b, r0, r1, c0, c1, args.causal != 0, args.columns - args.rows);
+        if (kind == kFull && c1 - c0 < kN) kind = kPartial;  // columns that do not exist must be hidden
+        if (args.block_mask != nullptr && kind != kSkipped && !kept(work, c0)) kind = kSkipped;
+        return kind;
+    }
+
+    // All live tiles of one row tile.
+    __device__ __forceinline__ void list(const WorkItem& work) {
+        const int lane = threadIdx.x % 32;
+        const int column_tiles = (args.columns + kN - 1) / kN;
+        const int mask = (args.mask_batch > 1 ? work.item * args.mask_heads : 0) + work.head * args.mask_heads / args.heads;
+        const int4* bounds = reinterpret_cast<const int4*>(args.bounds) + int64_t(mask) * column_tiles * 2;
+        int count = 0;
+        bool first = true;
+        open();
+#pragma unroll 1
+        for (int base = 0; base < column_tiles; base += 32) {
+            const int tile = base + lane;
+            const TileClass kind = tile < column_tiles ? classify_tile(work, bounds, tile) : kSkipped;
+            const unsigned live = __ballot_sync(~0u, kind != kSkipped);
+            if (live == 0) continue;
+            if (count > 0) {
+                close(work, count, first, false);
+                first = false;
+                open();
+            }
+            count = __popc(live);
+            const int place = __popc(live & ((1u << lane) - 1));
+            if (kind != kSkipped) ring.tiles[at.stage][place] = tile * 2 + (kind == kPartial);
+        }
+        close(work, count, first, true);
+    }
+
+    // The keep bit of the 128 x 128 tile that holds (row tile, column c0); row tiles are 128 rows.
+    __device__ __forceinline__ bool kept(const WorkItem& work, int c0) const {
+        const int mask_head = work.head / (args.heads / args.mask_heads);
+        const int bytes = ((args.columns + 127) / 128 + 7) / 8, tile = c0 / 128;
+        const uint8_t* row = args.block_mask + work.item * args.block_batch_stride + mask_head * args.block_head_stride;
+        return (row[(long long)work.row_tile * bytes + tile / 8] >> (tile % 8)) & 1;
+    }
+
+    __device__ void run() {
+        const int lane = threadIdx.x % 32;
+        const unsigned row_tiles = (args.rows + kM - 1) / kM;
+        const unsigned total = row_tiles * args.heads * args.batch;
+        for (;;) {
+            unsigned index = 0;
+            if (lane == 0) index = atomicAdd(reinterpret_cast<unsigned*>(args.work), 1u);
+            index = __shfl_sync(~0u, index, 0);
+            if (index >= total) break;
+            list(decode(args, index, row_tiles));
+        }
+        open();
+        close({0, 0, -1}, 0, true, true);
+        // The last block to come here leaves the counters as it found them.
+        if (lane == 0 && atomicAdd(args.work + 1, 1) == int(gridDim.x) - 1) {
+            args.work[0] = 0;
+            args.work[1] = 0;
+        }
+    }
+};
+
+}  // namespace fm3

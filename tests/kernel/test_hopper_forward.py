@@ -1,0 +1,78 @@
+"""The Hopper forward kernel against the reference, on the device."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from fm3_kernel import hopper, reference
+from masks.column_mask import ColumnMask
+from masks.documents import documents_from_lengths
+from masks.families import FAMILIES, build_mask
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_arguments_have_the_layout_of_the_header(tmp_path: Path) -> None:
+    """Offsets and size of the structure as the C++ compiler sees them."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    assert compiler is not None
+    names = [field[0] for field in hopper.ForwardArgs._fields_]
+    lines = "".join(f'std::printf("%zu\\n", offsetof(Fm3ForwardArgs, {name}));\n' for name in names)
+    source = tmp_path / "offsets.cpp"
+    source.write_text(
+        "#include <cstddef>\n#include <cstdio>\n"
+        f'#include "forward_args.h"\nint main() {{\n{lines}std::printf("%zu\\n", sizeof(Fm3ForwardArgs));\n}}\n'
+    )
+    program = tmp_path / "offsets"
+    subprocess.run([compiler, "-std=c++17", f"-I{ROOT / 'csrc' / 'sm90'}", str(source), "-o", str(program)], check=True)
+    printed = [int(line) for line in subprocess.run([program], check=True, capture_output=True, text=True).stdout.split()]
+    expected = [getattr(hopper.ForwardArgs, name).offset for name in names] + [ctypes.sizeof(hopper.ForwardArgs)]
+    assert printed == expected
+
+
+def compare(mask: ColumnMask, batch: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, scale: float) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def draw(length: int, count: int) -> torch.Tensor:
+        return torch.randn((batch, length, count, head_dim), generator=generator, device="cuda", dtype=dtype)
+
+    q, k, v = draw(mask.seqlen_q, heads), draw(mask.seqlen_k, kv_heads), draw(mask.seqlen_k, kv_heads)
+    work = torch.zeros(2, dtype=torch.int32, device="cuda")
+    out, lse = hopper.forward(q, k, v, hopper.prepare(mask, head_dim), scale, work)
+    exact, exact_lse = reference.forward(q.float(), k.float(), v.float(), mask, scale)
+    assert work.tolist() == [0, 0]
+    torch.testing.assert_close(lse, exact_lse, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(out.float(), exact, rtol=0, atol=2e-2 if dtype == torch.bfloat16 else 4e-3)
+    assert bool((out[(exact_lse == -torch.inf).transpose(1, 2)] == 0).all())
+    again, _ = hopper.forward(q, k, v, hopper.prepare(mask, head_dim), scale, work)
+    assert torch.equal(out, again)
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("head_dim", hopper.HEAD_DIMS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_families(family: str, dtype: torch.dtype, head_dim: int) -> None:
+    documents = documents_from_lengths([300, 1, 500, 224, 511]) if FAMILIES[family].needs_documents else None
+    mask = build_mask(family, 1536, documents=documents, batch=2, heads=4).to("cuda")
+    compare(mask, 2, 4, 2, head_dim, dtype, head_dim**-0.5)
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 127, 128, 129, 255, 257, 300])
+@pytest.mark.parametrize("columns", [1, 64, 127, 128, 129, 300])
+@pytest.mark.parametrize("causal", [False, True])
+def test_lengths(rows: int, columns: int, causal: bool) -> None:
+    compare(ColumnMask(causal=causal, seqlen_q=rows, seqlen_k=columns).to("cuda"), 2, 3, 3, 128, torch.bfloat16, 0.1)
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("scale", [0.0, -0.1, 1e-4])
+def test_scales(scale: float) -> None:
+    compare(ColumnMask(causal=True, seqlen_q=300, seqlen_k=300).to("cuda"), 1, 2, 1, 64, torch.bfloat16, scale)
