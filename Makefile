@@ -14,7 +14,7 @@ READY := $(VENV)/.ready
 
 # Measure, then draw and report whatever was recorded: a failed case is shown too, and decides the exit code.
 define measure-and-show
-	code=0; $(PY) -m harness $(1) results_dir=$(RESULTS) || code=$$?; \
+	@code=0; $(PY) -m harness $(1) results_dir=$(RESULTS) > /dev/null || code=$$?; \
 	$(PY) -m plots $(RESULTS) --out $(RESULTS)/plots && \
 	$(PY) -m harness.report $(RESULTS) && \
 	$(PY) -m harness.summary $(RESULTS) --out $(RESULTS)/summary.csv --table && \

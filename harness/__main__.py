@@ -73,7 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(words: list[str]) -> argparse.Namespace:
     """Hydra's own flags, with the ones that would go round the checks refused."""
-    arguments = get_args_parser().parse_args(words)
+    parser = get_args_parser()
+    parser.prog = "python -m harness"
+    arguments = parser.parse_intermixed_args(words)
     refused = {
         "--config-path": arguments.config_path,
         "--config-name": arguments.config_name,
@@ -154,13 +156,26 @@ def _one_job(config: RunConfig, groups: tuple[Group, ...], typed: tuple[str, ...
         peak_tflops=config.peak_tflops.get(config.dtype),
     )
     try:
-        return run(list(groups), options)
+        code = run(list(groups), options)
+        if not config.dry_run and code in (OK, FAILED):
+            _show(groups, options.results_dir)
+        return code
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     except Exception:  # a fault of this program; the later jobs of the sweep still run
         traceback.print_exc()
         return FAILED
+
+
+def _show(groups: tuple[Group, ...], results_dir: Path) -> None:
+    """What the rows now say of the cases that were asked for, and where to look further."""
+    from harness.terminal import for_terminal
+    from plots.cells import cells_of, load_rows
+
+    asked = {group.case(kernel, pass_).id for group in groups for kernel in group.kernels for pass_ in group.passes}
+    print(for_terminal([cell for cell in cells_of(load_rows(results_dir)) if cell["case_id"] in asked]))
+    print(f"rows: {results_dir / 'rows'}   next: python -m harness.report {results_dir}")
 
 
 def _hand_over(words: Sequence[str], task: Callable[[DictConfig], None]) -> int:

@@ -72,7 +72,8 @@ class Group:
         """One line for a progress display."""
         p = self.problem
         variant = f" {p.mask.variant}" if p.mask.variant else ""
-        return f"{p.mask.family}{variant} S={p.seqlen} B={p.batch} H={p.heads}/{p.kv_heads} D={p.head_dim} {p.dtype}"
+        heads = f"H={p.heads}" if p.heads == p.kv_heads else f"H={p.heads}/{p.kv_heads}"
+        return f"{p.mask.family}{variant} S={p.seqlen} B={p.batch} {heads} D={p.head_dim} {p.dtype}"
 
     def case(self, kernel: str, pass_: str) -> Case:
         """The case of one competitor and pass."""

@@ -6,9 +6,12 @@ Clocks and limits are read, never set. Everything NVML does not support on a car
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -87,14 +90,28 @@ def device_facts(device: str) -> DeviceFacts:
     )
 
 
-class ClockSampler:
-    """Samples clocks, power and temperature from a thread while its ``with`` block runs.
+def _processor_seconds() -> tuple[float, float] | None:
+    """(seconds all cores were busy since boot, of these by this process); None where the system does not tell."""
+    try:
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    except (OSError, IndexError):
+        return None
+    user, nice, system, _, _, irq, softirq, steal = (int(field) for field in fields[:8])
+    own = os.times()
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK"), own.user + own.system
 
-    ``summary`` afterwards: minimum, median and maximum of each series that the card reports, and the throttle reasons
-    seen; None without NVML.
+
+class ClockSampler:
+    """Watches the device while its ``with`` block runs: a GPU's clocks, or how busy others keep the processor.
+
+    ``summary`` afterwards. GPU: minimum, median and maximum of each series that the card reports, and the throttle
+    reasons seen. CPU: ``other_busy_cores``, the cores that other processes kept busy, on average. None where neither
+    can be read.
     """
 
     def __init__(self, device: str, period_s: float = 0.05) -> None:
+        self._on_cpu = device != "cuda"
+        self._busy: float | None = None
         self._nvml: Any = _nvml() if device == "cuda" else None
         self._handle = _handle(self._nvml) if self._nvml is not None else None
         self._period = period_s
@@ -104,6 +121,8 @@ class ClockSampler:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> ClockSampler:
+        self._begin = time.monotonic()
+        self._processor = _processor_seconds() if self._on_cpu else None
         if self._nvml is not None:
             self._thread = threading.Thread(target=self._loop, daemon=True)
             self._thread.start()
@@ -111,6 +130,10 @@ class ClockSampler:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stop.set()
+        now = _processor_seconds() if self._processor is not None else None
+        if self._processor is not None and now is not None:
+            others = (now[0] - self._processor[0]) - (now[1] - self._processor[1])
+            self._busy = max(0.0, others / max(1e-3, time.monotonic() - self._begin))
         if self._thread is not None:
             self._thread.join()
 
@@ -142,7 +165,9 @@ class ClockSampler:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """{"sm_mhz": [min, median, max], ..., "throttle": bits}; None when nothing was read."""
+        """{"sm_mhz": [min, median, max], ..., "throttle": bits} or {"other_busy_cores": n}; None when nothing was read."""
+        if self._on_cpu:
+            return None if self._busy is None else {"other_busy_cores": round(self._busy, 2)}
         seen = {name: sorted(values) for name, values in self._series.items() if values}
         if not seen:
             return None

@@ -6,6 +6,7 @@ sequence too short for a family, a GPU that is not there, a problem beyond this 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ def expand(config: RunConfig, machine: Machine) -> list[Group]:
     Raises:
         ConfigError: what was asked cannot run here; the message says why and what would.
     """
-    _check_device(config, machine)
+    if not config.dry_run:  # a plan can be looked at anywhere
+        _check_device(config, machine)
     kernels = choose_kernels(config)
     groups: list[Group] = []
     for spec, seqlen in _masks(config):
@@ -46,10 +48,11 @@ def expand(config: RunConfig, machine: Machine) -> list[Group]:
         )
         group = Group(problem, kernels, config.passes, config.device, config.timing, config.deterministic)
         mask = _one_head(problem)
-        if config.device == "cpu":
-            refusal = too_much(group, exact_density(mask), machine)
-            if refusal is not None:
-                raise ConfigError(refusal)
+        refusal = too_much(group, exact_density(mask), machine) if config.device == "cpu" else None
+        if refusal is not None and config.dry_run:
+            print(f"note: this machine would refuse {refusal}", file=sys.stderr)
+        elif refusal is not None:
+            raise ConfigError(refusal)
         groups.append(group)
     return groups
 
@@ -110,7 +113,12 @@ def _resolve_documents(config: RunConfig, seqlen: int) -> dict[str, Documents]:
 def _documents_of_file(source: FileOfLengths, seqlen: int, seed: int) -> Documents:
     path = Path(str(source.lengths))
     policy = source.policy or Policy.IN_ORDER
-    return pack(read_lengths(path, source.column), seqlen, policy, seed, cut=source.cut, name=path.name)
+    rows = read_lengths(path, source.column)
+    documents = pack(rows, seqlen, policy, seed, cut=source.cut, name=path.name)
+    total = sum(row.length for row in rows)
+    if total > seqlen:
+        print(f"note: {path.name}: {len(documents)} of {len(rows)} documents, {seqlen} of {total} tokens", file=sys.stderr)
+    return documents
 
 
 def _one_head(problem: Problem) -> ColumnMask:

@@ -150,7 +150,8 @@ def _columns(where: str, record: Record, column: str | None) -> dict[str, str]:
         candidates = [name for name in record if name not in (PREFIX_COLUMN, FLAG_COLUMN)]
         wanted = candidates[0] if len(candidates) == 1 and DEFAULT_COLUMN not in record else DEFAULT_COLUMN
     if wanted not in record:
-        raise LengthsError(f"{where}: no column {wanted!r}; {allowed_names(wanted, record)}")
+        choose = "" if column is not None else " (choose one with mask.column=)"
+        raise LengthsError(f"{where.partition(':')[0]}: no column {wanted!r}; {allowed_names(wanted, record)}{choose}")
     extra = {name: name for name in (PREFIX_COLUMN, FLAG_COLUMN) if name in record and name != wanted}
     return {DEFAULT_COLUMN: wanted, **extra}
 

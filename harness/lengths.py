@@ -22,6 +22,9 @@ __all__ = ["LengthRow", "LengthsError", "Policy", "file_lengths", "main", "pack"
 
 Value = TypeVar("Value")
 
+HIDDEN = (".*", "__pycache__")
+"""Left out of a folder by the command line: hidden files and folders, and compiled Python."""
+
 
 class Policy(StrEnum):
     """Order in which documents go into the pack; the last one that goes in is truncated to fit."""
@@ -139,7 +142,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("folder", metavar="DIR")
     parser.add_argument("--glob", default="*", metavar="PATTERN", help="file names to take, for instance '*.py' (default: all)")
-    parser.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="file or folder names to leave out")
+    parser.add_argument(
+        "--exclude",
+        action="append",
+        default=list(HIDDEN),
+        metavar="PATTERN",
+        help=f"file or folder names to leave out, beside {', '.join(HIDDEN)}",
+    )
     parser.add_argument("--out", metavar="FILE", help="default: standard output")
     given = parser.parse_args(arguments)
     try:
@@ -152,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (LengthsError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{len(lengths)} files, {sum(lengths)} bytes; {empty} empty files left out", file=sys.stderr)
+    print(f"{len(lengths)} files, {sum(lengths)} bytes (not tokens); {empty} empty files left out", file=sys.stderr)
     return 0
 
 

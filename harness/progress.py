@@ -20,7 +20,7 @@ class Display:
         if sys.stderr.isatty():
             self._bar = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(),
+                BarColumn(bar_width=16),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
                 TextColumn("left"),

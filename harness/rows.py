@@ -100,7 +100,7 @@ FIELDS: dict[str, Field] = {
     "gpu": Field(_STR, False, "GPU model, or the CPU's"),
     "gpu_hash": Field(_STR, True, "salted hash of the GPU's UUID"),
     "power_limit": Field(_NUM, True, "watts"),
-    "clocks": Field(_MAP, True, "clocks, power and temperature seen during the round"),
+    "clocks": Field(_MAP, True, "clocks, power and temperature during the round; on a CPU, cores busy with other things"),
     "environment": Field(_STR, False, "hash of the environment record of the run"),
     "git_sha": Field(_STR, True, "commit"),
     "git_dirty": Field(_BOOL, True, "uncommitted changes"),

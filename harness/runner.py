@@ -30,6 +30,8 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_BAD_DATA, EXIT_INTERRUPTED = 0, 1, 2, 4, 
 # Floating-point operations per visible pair, query head and element of the head.
 _FLOPS = {"forward": 4.0, "backward": 10.0, "both": 14.0}
 _GOOD = ("ok", "unsupported")
+# Cores busy with other things at which a CPU's figures are no longer the machine's.
+_BUSY = 0.3
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class _Run:
         self.record = environment(self.device)
         self.groups = groups
         self.statuses: Counter[str] = Counter()
+        self.told_busy = False
 
     def go(self) -> int:
         options = self.options
@@ -189,8 +192,16 @@ class _Run:
             rows = [self._measured(item.group, report["round"], entry, flight.mask) for entry in report["entries"]]
             self.store.append(rows)
             self.statuses.update(row["status"] for row in rows)
+            self._note_others(rows)
             flight.next_round = report["round"] + 1
             self.display.step(len({row["kernel"] for row in rows}))
+
+    def _note_others(self, rows: list[Row]) -> None:
+        """A processor that others use too gives figures that say little: tell once."""
+        busy = max(((row["clocks"] or {}).get("other_busy_cores", 0.0) for row in rows), default=0.0)
+        if busy > _BUSY and not self.told_busy:
+            self.told_busy = True
+            self.display.note(f"  other programs keep {busy:.1f} cores busy: these figures are slower than the machine")
 
     def _measured(self, group: Group, number: int, entry: dict[str, Any], mask: dict[str, Any]) -> Row:
         """The row of one timed round."""

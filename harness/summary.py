@@ -14,14 +14,13 @@ import argparse
 import csv
 import io
 import math
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.rows import RowError
-from harness.terminal import render_table
+from harness.terminal import for_terminal
 from plots.cells import Cell, cells_of, load_rows
 
 OK, USAGE, BAD_DATA = 0, 2, 4
@@ -105,9 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _complain(f"cannot write {out}: {error.strerror or error}", USAGE)
     if options.table:
-        terminal = sys.stdout.isatty()
-        width = os.get_terminal_size().columns if terminal else 100
-        print(render_table(cells, colour=terminal and "NO_COLOR" not in os.environ, width=width))
+        print(for_terminal(cells))
     print(f"{out}: {len(cells)} lines, {sum(cell.ok for cell in cells)} with figures")
     return OK
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import os
+import shutil
+import sys
 from collections.abc import Sequence
 
 from harness.findings import Place, places
@@ -31,6 +34,13 @@ def render_table(cells: Sequence[Cell], *, colour: bool = False, width: int = 10
         for (pass_, seqlen), group in groups.items():
             blocks.append(_block(group, f"{length_label(seqlen)} tokens, {pass_}", members[0], colour, width))
     return "\n".join(blocks)
+
+
+def for_terminal(cells: Sequence[Cell]) -> str:
+    """The tables as wide and as colourful as standard output takes them."""
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size((100, 24)).columns if terminal else 100
+    return render_table(cells, colour=terminal and "NO_COLOR" not in os.environ, width=width)
 
 
 def _block(group: list[Place], title: str, one: Cell, colour: bool, width: int) -> str:

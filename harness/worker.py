@@ -212,6 +212,7 @@ def _die_with_parent() -> None:
 def main() -> None:
     """Serve groups from standard input until it closes; ``sys.argv[1]`` is the number of the report pipe."""
     _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides
     torch.backends.cuda.matmul.allow_tf32 = False  # the oracle's float32 is float32
     with os.fdopen(int(sys.argv[1]), "w", buffering=1) as pipe:
 

@@ -19,10 +19,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0 ok, 2 no folder or no rows or an unwritable one, 4 rows that do not follow the schema."""
     parser = argparse.ArgumentParser(prog="python -m plots", description="Draw figures from recorded rows.")
     parser.add_argument("results_dir", type=Path, help="folder with rows")
-    parser.add_argument("--out", type=Path, help="where figures go (default: RESULTS_DIR/figures)")
+    parser.add_argument("--out", type=Path, help="where figures go (default: RESULTS_DIR/plots)")
     parser.add_argument("--convention", choices=sorted(CONVENTIONS), default="exact", help="how operations are counted")
     options = parser.parse_args(arguments)
-    out = options.out or options.results_dir / "figures"
+    out = options.out or options.results_dir / "plots"
     try:
         cells = cells_of(load_rows(options.results_dir))
         if not cells:

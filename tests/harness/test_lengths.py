@@ -234,7 +234,7 @@ def test_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert [row.length for row in read_lengths(out)] == [30, 99, 10, 20]
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "4 files, 159 bytes; 1 empty files left out\n"
+    assert captured.err == "4 files, 159 bytes (not tokens); 1 empty files left out\n"
     assert main([str(folder / "nowhere")]) == 2
     assert "no such folder" in capsys.readouterr().err
     assert main([str(folder), "--out", str(tmp_path / "no" / "x.csv")]) == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import provenance
+from harness import device, provenance
 from harness.backends import BACKENDS
 from harness.device import ClockSampler
 
@@ -65,7 +65,19 @@ def test_every_competitor_has_a_hash_of_its_own() -> None:
     assert len(set(hashes.values())) == len(hashes)
 
 
-def test_a_cpu_has_no_clocks_to_sample() -> None:
+def test_a_cpu_tells_how_busy_others_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 s of busy cores, of which this process used 1.5, in 2 s: others kept 1.25 cores busy."""
+    readings = iter([(100.0, 10.0), (104.0, 11.5)])
+    moments = iter([50.0, 52.0])
+    monkeypatch.setattr(device, "_processor_seconds", lambda: next(readings))
+    monkeypatch.setattr(device.time, "monotonic", lambda: next(moments))
+    with ClockSampler("cpu") as clocks:
+        pass
+    assert clocks.summary == {"other_busy_cores": 1.25}
+
+
+def test_a_cpu_that_does_not_tell_has_no_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_processor_seconds", lambda: None)
     with ClockSampler("cpu") as clocks:
         pass
     assert clocks.summary is None
