@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fm3_kernel import operators as operators  # registers the operators
-from fm3_kernel.checks import check_mask, check_tensors, checked_scale
+from fm3_kernel.checks import check_mask, check_no_tangent, check_tensors, checked_scale
 from masks.column_mask import ColumnMask
 
 
@@ -85,9 +85,10 @@ def flashmask_attention(
     Raises:
         FM3Error (a ValueError): shapes, devices, mask or scale that do not fit, D_qk != D_v among them.
         TypeError: an argument of the wrong type or dtype.
-        RuntimeError: on a second derivative.
+        RuntimeError: on a second derivative, and on a forward-mode one.
     """
     check_tensors(q, k, v)
+    check_no_tangent(q, k, v)
     check_mask(mask, q, k)
     factor = checked_scale(scale, q.shape[3])
     for name, flag in (("deterministic", deterministic), ("return_lse", return_lse)):

@@ -10,6 +10,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from masks.column_mask import ColumnMask
 
@@ -56,6 +57,19 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     heads, kv_heads = q.shape[2], k.shape[2]
     if heads != kv_heads and (kv_heads == 0 or heads == 0 or heads % kv_heads != 0):
         raise FM3Error(f"q has {heads} heads, k and v have {kv_heads}; query heads must be a multiple of KV heads")
+
+
+def check_no_tangent(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Forward-mode differentiation would silently give zero: refused while any input carries a tangent.
+
+    Raises:
+        RuntimeError: names the input.
+    """
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if forward_ad.unpack_dual(tensor).tangent is not None:
+            raise RuntimeError(f"flashmask_attention has no forward-mode derivative (jvp), and {name} carries a tangent")
 
 
 def check_mask(mask: ColumnMask | None, q: Tensor, k: Tensor) -> None:

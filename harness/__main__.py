@@ -174,7 +174,10 @@ def _show(groups: tuple[Group, ...], results_dir: Path) -> None:
     from plots.cells import cells_of, load_rows
 
     asked = {group.case(kernel, pass_).id for group in groups for kernel in group.kernels for pass_ in group.passes}
-    print(for_terminal([cell for cell in cells_of(load_rows(results_dir)) if cell["case_id"] in asked]))
+    cells = [cell for cell in cells_of(load_rows(results_dir)) if cell["case_id"] in asked]
+    if not cells:
+        return
+    print(for_terminal(cells))
     print(f"rows: {results_dir / 'rows'}   next: python -m harness.report {results_dir}")
 
 

@@ -77,7 +77,9 @@ class Group:
 
     def case(self, kernel: str, pass_: str) -> Case:
         """The case of one competitor and pass."""
-        return Case(self.problem, kernel, pass_, self.device, self.timing.protocol, self.timing.l2, self.deterministic)
+        gradients = any(name != "forward" for name in self.passes)
+        timing = self.timing
+        return Case(self.problem, kernel, pass_, self.device, timing.protocol, timing.l2, self.deterministic, gradients)
 
     def to_json(self) -> str:
         """The group as one line of JSON, for the child process."""
@@ -103,7 +105,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement: everything that identifies it and nothing that does not (not the machine, not the code)."""
+    """One measurement: everything that identifies it and nothing that does not (not the machine, not the code).
+
+    gradients: a forward pass that saves what a backward pass needs, as in training; without, it runs under ``no_grad``.
+    """
 
     problem: Problem
     kernel: str
@@ -112,11 +117,15 @@ class Case:
     protocol: str
     l2: str
     deterministic: bool
+    gradients: bool = True
 
     @property
     def id(self) -> str:
-        """Hash of the case, 16 hex digits."""
-        return stable_hash(asdict(self))
+        """Hash of the case, 16 hex digits. A field at its default is left out, so a new one leaves old ids alone."""
+        identity = asdict(self)
+        if self.gradients:
+            del identity["gradients"]
+        return stable_hash(identity)
 
 
 def stable_hash(value: Any) -> str:

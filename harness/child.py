@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from harness.cases import Group
 from harness.provenance import ROOT
+from harness.resume import Planned
 
 WORKER = (sys.executable, "-m", "harness.worker")
 
@@ -46,13 +46,14 @@ class Child:
         self._selector = selectors.DefaultSelector()
         self._selector.register(read_end, selectors.EVENT_READ)
 
-    def reports(self, group: Group, first_round: int) -> Iterator[dict[str, Any]]:
-        """Send a group and yield the worker's reports up to and without ``group_done``.
+    def reports(self, planned: Planned) -> Iterator[dict[str, Any]]:
+        """Send what is to be done and yield the worker's reports up to and without ``group_done``.
 
         Raises:
             ChildDied: the process ended. ChildHung: no report for ``timing.timeout_s`` seconds.
         """
-        message = json.dumps({"group": json.loads(group.to_json()), "first_round": first_round})
+        group = planned.group
+        message = json.dumps({"group": json.loads(group.to_json()), "todo": sorted(planned.todo)})
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(message + "\n")

@@ -17,7 +17,7 @@ from harness.config.errors import ConfigError
 from harness.config.run_config import Documents as FileOfLengths
 from harness.config.run_config import RunConfig
 from harness.lengths import Policy, pack, read_lengths
-from harness.limits import too_much
+from harness.limits import too_large, too_much
 from harness.machine import Machine
 from masks.column_mask import ColumnMask, MaskError
 from masks.documents import Document, Documents, paper_documents, sampled_documents
@@ -47,6 +47,9 @@ def expand(config: RunConfig, machine: Machine) -> list[Group]:
             seed=config.seed,
         )
         group = Group(problem, kernels, config.passes, config.device, config.timing, config.deterministic)
+        refusal = too_large(problem, machine, FAMILIES[spec.family].per_head)
+        if refusal is not None:
+            raise ConfigError(refusal)
         mask = _one_head(problem)
         refusal = too_much(group, exact_density(mask), machine) if config.device == "cpu" else None
         if refusal is not None and config.dry_run:

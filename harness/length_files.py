@@ -113,7 +113,7 @@ def _read_json_lines(path: Path) -> Iterator[tuple[str, Record]]:
             return
         try:
             value = json.loads(line)
-        except ValueError as error:  # also a number of thousands of digits
+        except (ValueError, RecursionError) as error:  # also a number of thousands of digits, brackets without end
             raise LengthsError(f"{where}: not JSON ({error})") from error
         yield where, value if isinstance(value, dict) else {DEFAULT_COLUMN: value}
 

@@ -7,7 +7,7 @@ estimates are for the inputs and the calls; what one competitor needs beyond tha
 from __future__ import annotations
 
 from harness.backends.base import gib
-from harness.cases import Group
+from harness.cases import Group, Problem
 from harness.machine import Machine
 
 TENSORS = 16
@@ -23,22 +23,35 @@ PASS_FACTOR = {"forward": 1.0, "backward": 2.5, "both": 3.5}
 """FLOPs of a pass in forwards (the backward recomputes the scores)."""
 
 
+def too_large(problem: Problem, machine: Machine, per_head: bool) -> str | None:
+    """Why the tensors of the problem cannot fit this machine's memory, or None; known before anything is built.
+
+    Args:
+        problem: the shapes. machine: available memory. per_head: every batch item and head has mask vectors of its own.
+    """
+    masks = problem.batch * problem.heads if per_head else 1
+    # Four int32 vectors and as much again while they are made; on a GPU the tensors themselves live elsewhere.
+    need = 32 * problem.seqlen * masks
+    if machine.device == "cpu":
+        need += TENSORS * 4 * problem.batch * problem.seqlen * problem.heads * problem.head_dim
+    free = machine.memory_available
+    if free is None or need <= SHARE * free:
+        return None
+    return (
+        f"{problem.mask.family} with seqlen={problem.seqlen} needs about {gib(need)} of memory and {gib(free)} are available; "
+        "take a shorter sequence, fewer heads or a smaller batch"
+    )
+
+
 def too_much(group: Group, density: float, machine: Machine) -> str | None:
-    """Why the group cannot sensibly run on this CPU, or None.
+    """Why the group would compute for too long on this CPU, or None.
 
     Args:
         group: the problem and its competitors.
         density: visible pairs over all pairs.
-        machine: cores and available memory.
+        machine: its cores.
     """
     p = group.problem
-    need = TENSORS * 4 * p.batch * p.seqlen * p.heads * p.head_dim
-    free = machine.memory_available
-    if free is not None and need > SHARE * free:
-        return (
-            f"{group.title} needs about {gib(need)} of memory and {gib(free)} are available; "
-            "take a shorter sequence, fewer heads or a smaller batch"
-        )
     flops = 4.0 * p.batch * p.heads * p.seqlen**2 * p.head_dim * density * max(PASS_FACTOR[name] for name in group.passes)
     seconds = group.timing.min_samples * flops / (CORE_FLOPS * machine.cores)
     if seconds > group.timing.timeout_s:

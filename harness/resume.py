@@ -2,7 +2,8 @@
 
 A row counts while everything that determines its figures is what it is now: case, kernel source, timing method,
 software, machine. Then ``ok`` rows are rounds done, and ``unsupported`` and ``incorrect`` are answers that would repeat
-themselves. Everything else (a crash, a timeout, memory that ran out) is tried again.
+themselves. Everything else (a crash, a timeout, memory that ran out) is tried again. How many samples a round takes is
+not part of a case: rounds taken with other settings count too.
 """
 
 from __future__ import annotations
@@ -17,18 +18,33 @@ from harness.timing import TIMING_VERSION
 
 _FINAL = ("unsupported", "incorrect")
 
+Entry = tuple[int, str, str]
+"""One thing to time: round, kernel, pass."""
+
 
 @dataclass(frozen=True)
 class Planned:
-    """A group and the first round that is still missing."""
+    """A group and what of it is still missing."""
 
     group: Group
-    first_round: int
+    todo: frozenset[Entry]
 
     @property
-    def rounds_left(self) -> int:
-        """Rounds to measure."""
-        return self.group.timing.rounds - self.first_round
+    def kernels(self) -> tuple[str, ...]:
+        """Competitors that have something to do, in the group's order."""
+        busy = {kernel for _, kernel, _ in self.todo}
+        return tuple(kernel for kernel in self.group.kernels if kernel in busy)
+
+    @property
+    def steps(self) -> int:
+        """Checks and rounds of all competitors, for a progress display."""
+        return len(self.kernels) + len({(number, kernel) for number, kernel, _ in self.todo})
+
+    def without(self, kernels: Iterable[str] = (), done: Iterable[Entry] = ()) -> Planned:
+        """The same with some competitors or some entries taken out."""
+        gone, finished = set(kernels), set(done)
+        left = frozenset(entry for entry in self.todo if entry[1] not in gone and entry not in finished)
+        return replace(self, todo=left)
 
 
 class Recorded:
@@ -37,6 +53,7 @@ class Recorded:
     def __init__(self, rows: Iterable[Row], environment: str) -> None:
         self._rounds: dict[tuple[str, str], set[int]] = defaultdict(set)
         self._final: set[tuple[str, str]] = set()
+        self._missing: set[str] = set()
         for row in rows:
             if row["environment"] != environment or row["timing_version"] != TIMING_VERSION:
                 continue
@@ -45,32 +62,29 @@ class Recorded:
                 self._rounds[key].add(row["round"])
             elif row["status"] in _FINAL:
                 self._final.add(key)
+            elif row["status"] == "missing_backend":
+                self._missing.add(row["case_id"])
 
-    def is_final(self, case_id: str, source_hash: str) -> bool:
-        """Whether the case has an answer that need not be asked again."""
-        return (case_id, source_hash) in self._final
+    def is_told(self, case_id: str, source_hash: str, status: str) -> bool:
+        """Whether this answer about the case is recorded and need not be written again."""
+        return (case_id, source_hash) in self._final or (status == "missing_backend" and case_id in self._missing)
 
-    def next_round(self, group: Group, kernel: str, source_hash: str) -> int:
-        """First round missing for a kernel of the group; ``timing.rounds`` when nothing is."""
-        first = group.timing.rounds
+    def missing(self, group: Group, kernel: str, source_hash: str) -> set[Entry]:
+        """Rounds and passes of a kernel that are not recorded."""
+        found = set()
         for pass_ in group.passes:
             key = (group.case(kernel, pass_).id, source_hash)
-            if key in self._final:
-                continue
-            done = self._rounds.get(key, set())
-            missing = (n for n in range(group.timing.rounds) if n not in done)
-            first = min(first, next(missing, group.timing.rounds))
-        return first
+            if key not in self._final:
+                done = self._rounds.get(key, set())
+                found |= {(number, kernel, pass_) for number in range(group.timing.rounds) if number not in done}
+        return found
 
 
 def plan(groups: Iterable[Group], hashes: dict[str, str], recorded: Recorded) -> list[Planned]:
-    """What is left to run. Competitors that stand at different rounds are measured apart, so no round repeats."""
-    left = []
+    """What is left to run, groups with nothing left taken out."""
+    planned = []
     for group in groups:
-        by_round: dict[int, list[str]] = defaultdict(list)
-        for kernel in group.kernels:
-            by_round[recorded.next_round(group, kernel, hashes[kernel])].append(kernel)
-        for first_round, kernels in sorted(by_round.items()):
-            if first_round < group.timing.rounds:
-                left.append(Planned(replace(group, kernels=tuple(kernels)), first_round))
-    return left
+        todo = frozenset().union(*(recorded.missing(group, kernel, hashes[kernel]) for kernel in group.kernels))
+        if todo:
+            planned.append(Planned(group, todo))
+    return planned

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,21 +138,45 @@ def check_row(row: Any, where: str = "row") -> Row:
         boolean = isinstance(value, bool)
         if boolean != (field.kinds == _BOOL) or not isinstance(value, field.kinds):
             raise RowError(f"{where}: {name} is {value!r}; expected {'/'.join(kind.__name__ for kind in field.kinds)}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise RowError(f"{where}: {name} is {value!r}")
+        if field.kinds == _NUM and not _sane(value):
+            raise RowError(f"{where}: {name} is {_short(value)}")
+        if isinstance(value, int) and not boolean and abs(value) >= _LARGEST:
+            raise RowError(f"{where}: {name} is {_short(value)}")
+        if isinstance(value, str) and not _encodes(value):
+            raise RowError(f"{where}: {name} holds text that is not Unicode")
     for name, allowed in (("status", STATUSES), ("pass", PASSES), ("source", SOURCES), ("protocol", PROTOCOLS)):
         if row[name] not in allowed:
             raise RowError(f"{where}: {name} is {row[name]!r}; allowed: {', '.join(allowed)}")
     samples = row["samples_ms"]
     if ok:
-        good = samples and all(
-            isinstance(s, int | float) and not isinstance(s, bool) and math.isfinite(s) and s > 0 for s in samples
-        )
-        if not good:
-            raise RowError(f"{where}: samples_ms must be a non-empty list of positive numbers, found {samples!r}")
+        if not samples or not all(_sane(sample) and sample > 0 for sample in samples):
+            raise RowError(f"{where}: samples_ms must be a non-empty list of positive numbers, found {_short(samples)}")
     elif samples is not None:
         raise RowError(f"{where}: status {row['status']} must not carry samples_ms")
     return row
+
+
+_LARGEST = 2**63
+
+
+def _sane(value: Any) -> bool:
+    """Whether it is a finite number of sensible size (JSON has integers of any length)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < _LARGEST if isinstance(value, int) else math.isfinite(value)
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return True
+
+
+def _short(value: Any) -> str:
+    text = f"{value:.3g}" if isinstance(value, float) else repr(value) if not isinstance(value, int) else hex(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def row_files(folder: Path | str) -> list[Path]:
@@ -167,6 +192,13 @@ def read_file(path: Path) -> Iterator[Row]:
     Raises:
         RowError: names the file, the line and what is wrong with it.
     """
+    try:
+        yield from _lines(path)
+    except (UnicodeDecodeError, EOFError, OSError, zlib.error) as error:  # not UTF-8, cut-off or broken gzip, unreadable
+        raise RowError(f"{path.name}: cannot be read ({error})") from error
+
+
+def _lines(path: Path) -> Iterator[Row]:
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as stream:
         pending: tuple[int, str] | None = None
@@ -184,6 +216,8 @@ def _parse(path: Path, number: int, line: str) -> Row:
         value = json.loads(line)
     except json.JSONDecodeError as error:
         raise RowError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
+        raise RowError(f"{where}: not JSON that can be read ({type(error).__name__})") from error
     return check_row(value, where)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import signal
 import statistics
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from harness.cases import Group
 from harness.child import WORKER, Child, ChildDied, ChildHung
 from harness.progress import Display
 from harness.provenance import environment, git_state, tree_hash
-from harness.resume import Planned, Recorded, plan
+from harness.resume import Entry, Planned, Recorded, plan
 from harness.rows import SCHEMA_VERSION, Row, RowError, read_rows
 from harness.store import Store, StoreError, new_run_id
 from harness.timing import TIMING_VERSION
@@ -106,15 +107,16 @@ class _Run:
 
     def _show_plan(self, planned: list[Planned]) -> int:
         for item in planned:
-            rounds = f"rounds {item.first_round}-{item.group.timing.rounds - 1}"
-            print(f"{item.group.title}: {', '.join(item.group.kernels)} ({', '.join(item.group.passes)}; {rounds})")
+            rounds = sorted({number for number, _, _ in item.todo})
+            passes = ", ".join(item.group.passes)
+            print(f"{item.group.title}: {', '.join(item.kernels)} ({passes}; rounds {rounds[0]}-{rounds[-1]})")
         total = sum(len(group.kernels) * group.timing.rounds for group in self.groups)
-        left = sum(len(item.group.kernels) * item.rounds_left for item in planned)
+        left = sum(item.steps - len(item.kernels) for item in planned)
         print(f"{left} of {total} rounds to measure into {self.options.results_dir}; nothing was run")
         return EXIT_OK
 
     def _execute(self, planned: list[Planned]) -> int:
-        steps = sum(len(item.group.kernels) * (item.rounds_left + 1) for item in planned)
+        steps = sum(item.steps for item in planned)
         self.child: Child | None = None
         with Display(steps) as self.display:
             if not planned:
@@ -141,59 +143,57 @@ class _Run:
     def _group(self, item: Planned) -> None:
         """One group, with a fresh worker and one competitor less after every death or hang."""
         self.display.group(item.group.title)
-        kernels = []
-        for kernel in item.group.kernels:
+        for kernel in item.kernels:
             found = self.available[kernel]
-            if found.ok:
-                kernels.append(kernel)
-                continue
-            hint = f" ({found.install})" if found.install else ""
-            self._verdict(item, kernel, item.group.passes, "missing_backend", f"{found.reason}{hint}", {})
-            self.display.step(item.rounds_left + 1)
-        first_round = item.first_round
-        while kernels:
-            group = replace(item.group, kernels=tuple(kernels))
-            flight = _Flight(first_round)
+            if not found.ok:
+                hint = f" ({found.install})" if found.install else ""
+                self._verdict(item.group, kernel, item.group.passes, 0, "missing_backend", f"{found.reason}{hint}", {})
+                item = item.without([kernel])
+        while item.todo:
+            flight = _Flight()
             try:
                 if self.child is None:
                     self.child = Child(self.options.worker)
-                for report in self.child.reports(group, first_round):
-                    self._take(report, Planned(group, first_round), flight)
+                for report in self.child.reports(item):
+                    self._take(report, item.group, flight)
                 return
             except (ChildDied, ChildHung) as error:
                 assert self.child is not None
                 self.child.kill()
                 self.child = None
                 status = "timeout" if isinstance(error, ChildHung) else "crash"
-                blamed = [flight.kernel] if flight.kernel in kernels else list(kernels)
+                blamed = [flight.kernel] if flight.kernel is not None else list(item.kernels)
                 for kernel in blamed:
                     reason = f"{error} during {flight.phase}"
-                    self._verdict(Planned(group, first_round), str(kernel), group.passes, status, reason, flight.mask)
-                    kernels.remove(str(kernel))
-                first_round = flight.next_round
+                    self._verdict(item.group, kernel, item.group.passes, flight.round, status, reason, flight.mask)
+                item = item.without(blamed, flight.done)
             except KeyboardInterrupt:
                 if flight.kernel is not None:
-                    where = Planned(group, first_round)
-                    self._verdict(where, flight.kernel, group.passes, "interrupted", f"during {flight.phase}", flight.mask)
+                    reason = f"during {flight.phase}"
+                    passes = item.group.passes
+                    self._verdict(item.group, flight.kernel, passes, flight.round, "interrupted", reason, flight.mask)
                 raise
 
-    def _take(self, report: dict[str, Any], item: Planned, flight: _Flight) -> None:
+    def _take(self, report: dict[str, Any], group: Group, flight: _Flight) -> None:
         """One report of the worker."""
         kind = report.pop("event")
         if kind == "mask":
             flight.mask = report
         elif kind == "start":
-            flight.kernel, flight.phase = report["kernel"], report["phase"]
+            flight.kernel, flight.phase, flight.round = report["kernel"], report["phase"], report.get("round", 0)
             self.display.step(1 if report["phase"] == "check" else 0)
         elif kind == "verdict":
             facts = flight.mask | {"errors": report.get("errors")}
-            self._verdict(item, report["kernel"], report["passes"], report["status"], report["reason"], facts)
+            kernel, passes = report["kernel"], report["passes"]
+            self._verdict(group, kernel, passes, flight.round, report["status"], report["reason"], facts)
+            if "round" not in flight.phase or report["status"] == "unsupported":
+                flight.done |= {(n, kernel, pass_) for n in range(group.timing.rounds) for pass_ in passes}
         elif kind == "round":
-            rows = [self._measured(item.group, report["round"], entry, flight.mask) for entry in report["entries"]]
+            rows = [self._measured(group, report["round"], entry, flight.mask) for entry in report["entries"]]
             self.store.append(rows)
             self.statuses.update(row["status"] for row in rows)
             self._note_others(rows)
-            flight.next_round = report["round"] + 1
+            flight.done |= {(row["round"], row["kernel"], row["pass"]) for row in rows}
             self.display.step(len({row["kernel"] for row in rows}))
 
     def _note_others(self, rows: list[Row]) -> None:
@@ -219,17 +219,22 @@ class _Run:
         return row
 
     def _verdict(
-        self, item: Planned, kernel: str, passes: list[str] | tuple[str, ...], status: str, reason: str, facts: dict[str, Any]
+        self,
+        group: Group,
+        kernel: str,
+        passes: Iterable[str],
+        number: int,
+        status: str,
+        reason: str,
+        facts: dict[str, Any],
     ) -> None:
         """Rows without figures: why these passes of a competitor have none."""
         rows = []
         for pass_ in passes:
-            if self.recorded.is_final(item.group.case(kernel, pass_).id, self.hashes[kernel]):
-                continue
-            row = self._row(item.group, kernel, pass_, item.first_round)
-            rows.append(row | facts | {"status": status, "reason": reason})
+            self.statuses[status] += 1
+            if not self.recorded.is_told(group.case(kernel, pass_).id, self.hashes[kernel], status):
+                rows.append(self._row(group, kernel, pass_, number) | facts | {"status": status, "reason": reason})
         self.store.append(rows)
-        self.statuses.update(row["status"] for row in rows)
         if status != "unsupported":
             self.display.note(f"  {kernel}: {status} ({reason})")
 
@@ -296,11 +301,10 @@ class _Run:
 
 @dataclass
 class _Flight:
-    """Where the worker is: what to blame if it dies now, and where to go on."""
+    """Where the worker is: what to blame if it dies now, and what need not be done again."""
 
-    next_round: int
     kernel: str | None = None
     phase: str = "building the mask"
-
-    def __post_init__(self) -> None:
-        self.mask: dict[str, Any] = {}
+    round: int = 0
+    mask: dict[str, Any] = field(default_factory=dict)
+    done: set[Entry] = field(default_factory=set)

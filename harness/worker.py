@@ -28,6 +28,7 @@ from harness.device import ClockSampler
 from harness.gate import Incorrect, check
 from harness.gate.oracle import Oracle
 from harness.inputs import Inputs, make_inputs, make_mask
+from harness.resume import Planned
 from harness.timing import Call, Timer
 from masks.column_mask import ColumnMask
 from masks.tiles import exact_density, tile_density
@@ -46,10 +47,11 @@ class Competitor:
     facts: dict[str, Any]
 
 
-def serve(groups: Iterator[tuple[Group, int]], report: Report) -> None:
-    """Run every group from its given first round on."""
-    for group, first_round in groups:
-        run_group(group, first_round, report)
+def serve(work: Iterator[Planned], report: Report) -> None:
+    """Run what is asked, group by group."""
+    for planned in work:
+        group = planned.group
+        run_group(planned, report)
         report(event="group_done")
         if "torch._dynamo" in sys.modules:
             torch._dynamo.reset()  # or the recompile limit would send later groups down a slow path
@@ -58,9 +60,12 @@ def serve(groups: Iterator[tuple[Group, int]], report: Report) -> None:
             torch.cuda.empty_cache()
 
 
-def run_group(group: Group, first_round: int, report: Report) -> None:
+def run_group(planned: Planned, report: Report) -> None:
     """Prepare, check and time one group; every outcome is reported, none raises but what kills the process."""
-    problem = group.problem
+    group, problem = planned.group, planned.group.problem
+    # torch's own switch is how a user asks every competitor for it; without filling fresh memory, which is not timed.
+    torch.use_deterministic_algorithms(group.deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     mask = make_mask(problem, group.device)
     report(
         event="mask",
@@ -73,14 +78,14 @@ def run_group(group: Group, first_round: int, report: Report) -> None:
     oracle = Oracle(mask, inputs, problem.head_dim**-0.5)
     timer = Timer(group.device, group.timing)
     ready = []
-    for name in group.kernels:
+    for name in planned.kernels:
         report(event="start", kernel=name, phase="check")
         competitor = _enter(name, group, mask, inputs, oracle, timer, report)
         if competitor is not None:
             ready.append(competitor)
     del oracle
     if ready:
-        _rounds(ready, group, first_round, timer, report)
+        _rounds(ready, planned, timer, report)
 
 
 def _enter(
@@ -144,16 +149,19 @@ def _calls(attend: Attend, inputs: Inputs, passes: list[str], gradients: bool) -
     return {pass_: known[pass_] for pass_ in passes}
 
 
-def _rounds(ready: list[Competitor], group: Group, first_round: int, timer: Timer, report: Report) -> None:
+def _rounds(ready: list[Competitor], planned: Planned, timer: Timer, report: Report) -> None:
     """Rounds in alternating order (A B, B A): a drift of the machine hits every competitor alike."""
+    group = planned.group
     if group.timing.protocol == "sustained":
         timer.heat(group.timing.heat_s)
-    for number in range(first_round, group.timing.rounds):
+    for number in sorted({number for number, _, _ in planned.todo}):
         ordered = ready if number % 2 == 0 else ready[::-1]
         entries: list[dict[str, Any]] = []
         for position, competitor in enumerate(ordered):
-            report(event="start", kernel=competitor.name, phase=f"round {number}")
-            for pass_ in list(competitor.calls):
+            passes = [pass_ for pass_ in competitor.calls if (number, competitor.name, pass_) in planned.todo]
+            if passes:
+                report(event="start", kernel=competitor.name, phase=f"round {number}", round=number)
+            for pass_ in passes:
                 clocks = ClockSampler(group.device)
                 samples: list[float] = []
                 with _caught(competitor.name, [pass_], report), clocks:
@@ -188,6 +196,9 @@ def _caught(kernel: str, passes: list[str], report: Report) -> Iterator[None]:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     except Exception as error:  # whatever a competitor throws must not take the others with it
+        if "does not have a deterministic implementation" in str(error):
+            report(event="verdict", kernel=kernel, passes=passes, status="unsupported", reason=_short(error))
+            return
         status = "compile_error" if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")) else "crash"
         # An allocation that failed on the host arrives as a plain RuntimeError.
         if "can't allocate memory" in str(error) or "not enough memory" in str(error):
@@ -219,12 +230,13 @@ def main() -> None:
         def report(**event: Any) -> None:
             pipe.write(json.dumps(event) + "\n")
 
-        def groups() -> Iterator[tuple[Group, int]]:
+        def work() -> Iterator[Planned]:
             for line in sys.stdin:
                 message = json.loads(line)
-                yield Group.from_json(json.dumps(message["group"])), int(message["first_round"])
+                todo = frozenset((int(number), str(kernel), str(pass_)) for number, kernel, pass_ in message["todo"])
+                yield Planned(Group.from_json(json.dumps(message["group"])), todo)
 
-        serve(groups(), report)
+        serve(work(), report)
 
 
 if __name__ == "__main__":

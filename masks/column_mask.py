@@ -20,6 +20,9 @@ from torch import Tensor
 BLOCK = 128
 """Rows and columns of one tile of a block mask; the granularity fixed by the papers."""
 
+LONGEST = 2**31 - 1
+"""Rows and columns at most: boundaries are int32."""
+
 VECTOR_NAMES = ("lts", "lte", "uts", "ute")
 
 # Which vectors may be present together, by the causal flag, in the order of the interchange form.
@@ -82,13 +85,20 @@ class ColumnMask:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise MaskError(f"{name} is {value!r}; it must be an integer >= 0")
+            if value > LONGEST:
+                raise MaskError(f"{name} is {value}; rows and columns are int32, at most {LONGEST}")
+        if not isinstance(self.causal, bool):
+            raise MaskError(f"causal is {self.causal!r}; it must be True or False")
+        for name in (*VECTOR_NAMES, "block_mask"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Tensor):
+                raise MaskError(f"{name} is a {type(value).__name__}; it must be a torch.Tensor or None")
         present = tuple(name for name in VECTOR_NAMES if getattr(self, name) is not None)
-        allowed = _FORMS[bool(self.causal)]
+        allowed = _FORMS[self.causal]
         if present not in allowed:
             shown = "; ".join(", ".join(form) or "none" for form in allowed)
             given = ", ".join(present) or "none"
-            raise MaskError(f"vectors given: {given}, with causal={bool(self.causal)}; allowed then: {shown}")
-        shapes = set()
+            raise MaskError(f"vectors given: {given}, with causal={self.causal}; allowed then: {shown}")
         for name in present:
             vector: Tensor = getattr(self, name)
             if vector.dtype != torch.int32:
@@ -97,9 +107,13 @@ class ColumnMask:
                 raise MaskError(
                     f"{name} has shape {tuple(vector.shape)}; expected [batch or 1, mask heads, seqlen_k={self.seqlen_k}]"
                 )
-            shapes.add((tuple(vector.shape), vector.device))
-        if len(shapes) > 1:
-            raise MaskError(f"the vectors differ in shape or device: {sorted(map(str, shapes))}")
+            first: Tensor = getattr(self, present[0])
+            # Compared and not collected in a set: under torch.compile a length is a symbol, and hashing fixes it.
+            if vector.shape != first.shape or vector.device != first.device:
+                raise MaskError(
+                    f"the vectors differ in shape or device: {present[0]} {tuple(first.shape)} on {first.device}, "
+                    f"{name} {tuple(vector.shape)} on {vector.device}"
+                )
         if self.block_mask is not None:
             self._check_block_mask(self.block_mask)
 
@@ -198,6 +212,10 @@ class ColumnMask:
         Raises:
             MaskError: wrong dtype, rank or n.
         """
+        if indices is not None and not isinstance(indices, Tensor):
+            raise MaskError(f"startend_row_indices is a {type(indices).__name__}; expected a torch.Tensor or None")
+        if not isinstance(causal, bool):
+            raise MaskError(f"causal is {causal!r}; it must be True or False")
         if indices is None:
             if seqlen_k is None:
                 raise MaskError("startend_row_indices is None: give seqlen_k")
@@ -209,11 +227,9 @@ class ColumnMask:
         columns, count = indices.shape[2], indices.shape[3]
         if seqlen_k is not None and seqlen_k != columns:
             raise MaskError(f"startend_row_indices has {columns} columns, seqlen_k is {seqlen_k}")
-        forms = {len(form): form for form in _FORMS[bool(causal)] if form}
+        forms = {len(form): form for form in _FORMS[causal] if form}
         if count not in forms:
-            raise MaskError(
-                f"startend_row_indices has {count} vectors with causal={bool(causal)}; allowed then: {sorted(forms)}"
-            )
+            raise MaskError(f"startend_row_indices has {count} vectors with causal={causal}; allowed then: {sorted(forms)}")
         named: dict[str, Any] = {name: indices[..., i] for i, name in enumerate(forms[count])}
         return ColumnMask(**named, causal=causal, seqlen_q=columns if seqlen_q is None else seqlen_q, seqlen_k=columns)
 

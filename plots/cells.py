@@ -117,10 +117,7 @@ def load_rows(folder: Path | str) -> list[Row]:
     for path in row_files(root):
         if path.relative_to(root).parts[0] == LOCAL:
             continue
-        try:
-            rows.extend(read_file(path))
-        except (UnicodeDecodeError, EOFError, OSError) as error:  # not UTF-8, cut-off or broken gzip, unreadable
-            raise RowError(f"{path.name}: cannot be read ({error})") from error
+        rows.extend(read_file(path))
     return rows
 
 

@@ -70,6 +70,23 @@ class OutOfMemory(Fake):
         raise torch.OutOfMemoryError("no more")
 
 
+class NoBackward(Fake):
+    """Its backward pass runs out of memory after some calls, when the gate is long passed."""
+
+    name = "no_backward"
+    backward_calls = 0
+
+    def fault(self, out: torch.Tensor, call: int) -> torch.Tensor:
+        def refuse(gradient: torch.Tensor) -> None:
+            NoBackward.backward_calls += 1
+            if NoBackward.backward_calls >= int(os.environ.get("FAKE_DIES_AT", "0")):
+                raise torch.OutOfMemoryError("backward")
+
+        if out.requires_grad:
+            out.register_hook(refuse)
+        return out
+
+
 class Dies(Fake):
     """Ends the process in the middle of a round, after it passed the gate."""
 
@@ -89,6 +106,17 @@ class Hangs(Fake):
         return out
 
 
+class Histogram(Fake):
+    """Uses an operator that has no deterministic form."""
+
+    name = "histogram"
+
+    def fault(self, out: torch.Tensor, call: int) -> torch.Tensor:
+        if torch.are_deterministic_algorithms_enabled():
+            raise RuntimeError("histc does not have a deterministic implementation, but you set it")
+        return out
+
+
 class Cannot(Fake):
     name = "cannot"
 
@@ -103,7 +131,10 @@ class Missing(Fake):
         return Availability(False, reason="not installed", install="pip install it")
 
 
+FAKES = (Fake, Other, Wrong, Raises, OutOfMemory, NoBackward, Dies, Hangs, Histogram, Cannot, Missing)
+
+
 def install() -> None:
     """Add the fakes to the registry of this process."""
-    for backend in (Fake(), Other(), Wrong(), Raises(), OutOfMemory(), Dies(), Hangs(), Cannot(), Missing()):
-        BACKENDS[backend.name] = backend
+    for kind in FAKES:
+        BACKENDS[kind.name] = kind()

@@ -19,6 +19,7 @@ class Dense(Backend):
 
     name = "dense"
     title = "dense (math SDPA)"
+    sources = ("masks/column_mask.py",)
 
     def probe(self, device: str) -> Availability:
         """Runs wherever torch does."""

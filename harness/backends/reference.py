@@ -14,7 +14,11 @@ class Reference(Backend):
     name = "reference"
     title = "reference (PyTorch, tile by tile)"
     layout = "bshd"
-    sources = ("fm3_kernel/reference.py", "fm3_kernel/layout.py", "masks/tiles.py")
+    sources = (
+        *(f"fm3_kernel/{name}.py" for name in ("attention", "operators", "reference", "row_tiles", "element_mask", "layout")),
+        "masks/column_mask.py",
+        "masks/tiles.py",
+    )
 
     def probe(self, device: str) -> Availability:
         """Runs wherever torch does."""

@@ -9,7 +9,6 @@ head. Rows that see nothing must be exactly 0, with an LSE of -inf.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,14 +16,16 @@ from torch import Tensor
 
 from harness.backends.base import Attend
 from harness.gate.census import Expected, HeadCensus, code_passes, expect
-from harness.gate.oracle import Block, Oracle
+from harness.gate.oracle import Blocks, Oracle
 from harness.inputs import Inputs, to_bshd
 from masks.column_mask import ColumnMask
 
 SAMPLE_ABOVE = 8192
-"""Lengths above this are checked on a sample of blocks."""
+"""Up to this length every block of every head and batch item is compared. Above it: a sample of blocks in three heads
+(first, last, one drawn), a few rows of all heads, and the census, which covers everything."""
 SAMPLE = 16
 """Row blocks and column blocks of such a sample, at least."""
+ROWS_OF_ALL_HEADS = 8
 
 _LONG_SUM = 1e-5
 """Relative error of a float32 sum over many thousand terms, whatever its order: the least that is allowed to any dtype.
@@ -81,10 +82,6 @@ def run(attend: Attend, layout: str, inputs: Inputs, gradients: bool) -> dict[st
     return {"out": to_bshd(out.detach(), layout), "lse": None if lse is None else lse.detach(), **named}
 
 
-def _ends(count: int) -> Sequence[int]:
-    return sorted({0, count - 1}) if count else []
-
-
 def _check_blocks(
     attend: Attend, layout: str, inputs: Inputs, oracle: Oracle, gradients: bool, seed: int, errors: dict[str, float]
 ) -> None:
@@ -92,39 +89,83 @@ def _check_blocks(
     for name, tensor in result.items():
         if tensor is not None and name != "lse" and not bool(torch.isfinite(tensor).all()):
             raise Incorrect(f"{name} holds values that are not finite", errors)
-    row_tiles = oracle.sampled_tiles(oracle.rows, seed, SAMPLE_ABOVE, SAMPLE)
-    column_tiles = oracle.sampled_tiles(oracle.columns, seed + 1, SAMPLE_ABOVE, SAMPLE)
-    for item in _ends(inputs.q.shape[0]):
-        for head in _ends(oracle.heads):
-            lse = result["lse"]
-            if lse is not None:
-                _judge_lse(lse[item, head], oracle.head_rows(item, head)[1], item, head, errors)
-            for tile in row_tiles:
-                for block in oracle.row_block(item, head, tile, gradients):
-                    _judge(result[block.tensor], block, errors)
-        if gradients:
-            for kv_head in _ends(oracle.kv_heads):
-                for tile in column_tiles:
-                    for block in oracle.column_block(item, kv_head, tile):
-                        _judge(result[block.tensor], block, errors)
+    everything = max(oracle.rows, oracle.columns) <= SAMPLE_ABOVE
+    sample = None if everything else SAMPLE
+    row_tiles, column_tiles = oracle.tiles(oracle.rows, seed, sample), oracle.tiles(oracle.columns, seed + 1, sample)
+    places = oracle.places(seed, everything)
+    for item, head in places:
+        lse = result["lse"]
+        if lse is not None:
+            _judge_lse(lse[item, head], oracle.head_rows(item, head)[1], item, head, errors)
+        for blocks in oracle.row_blocks(item, head, row_tiles, gradients):
+            _judge(result[blocks.tensor], blocks, errors)
+    if gradients:
+        group = oracle.heads // oracle.kv_heads
+        for item, kv_head in sorted({(item, head // group) for item, head in places}):
+            for blocks in oracle.column_blocks(item, kv_head, column_tiles):
+                _judge(result[blocks.tensor], blocks, errors)
+    if not everything:
+        _check_rows_of_all_heads(result["out"], inputs, oracle, seed, errors)
 
 
-def _judge(tensor: Tensor | None, block: Block, errors: dict[str, float]) -> None:
+def _check_rows_of_all_heads(out: Tensor | None, inputs: Inputs, oracle: Oracle, seed: int, errors: dict[str, float]) -> None:
+    """Above the sampling length: a few rows of every head of every batch item, so that no head goes unseen."""
+    assert out is not None
+    generator = torch.Generator().manual_seed(seed + 2)
+    rows = torch.randint(0, oracle.rows, (ROWS_OF_ALL_HEADS,), generator=generator).to(out.device)
+    for item in range(inputs.q.shape[0]):
+        exact, plain = oracle.rows_of_all_heads(item, rows)
+        found = out[item, rows].to(exact.dtype)
+        for head in range(oracle.heads):
+            index = rows.view(1, -1)
+            values = [x[:, head].unsqueeze(0) for x in (exact, plain, found)]
+            _compare_blocks("out", item, head, index, values[0], values[1], values[2], out.dtype, errors)
+
+
+def _judge(tensor: Tensor | None, blocks: Blocks, errors: dict[str, float]) -> None:
     assert tensor is not None  # out always is; the gradients are when asked for
-    found = tensor[block.item, block.start : block.end, block.head].to(block.exact.dtype)
-    plain = block.plain.to(block.exact.dtype)
-    unit = max(torch.finfo(tensor.dtype).eps / 2, _LONG_SUM)  # one rounding
-    exact_max, exact_norm = float(block.exact.abs().max()), float(block.exact.norm())
-    most = 2 * float((plain - block.exact).abs().max()) + unit * exact_max
-    most_norm = 2 * float((plain - block.exact).norm()) + unit * exact_norm
-    miss, miss_norm = float((found - block.exact).abs().max()), float((found - block.exact).norm())
-    where = f"{block.tensor}[batch {block.item}, rows {block.start}:{block.end}, head {block.head}]"
-    for kind, value, limit in (("largest error", miss, most), ("L2 error", miss_norm, most_norm)):
-        key = f"{block.tensor}_{'max' if kind == 'largest error' else 'l2'}"
-        share = value / limit if limit > 0 else (math.inf if value > 0 else 0.0)
-        errors[key] = round(max(errors.get(key, 0.0), min(share, 1e9)), 4)
-        if not share <= 1:
-            raise Incorrect(f"{where}: {kind} {value:.3g}, allowed {limit:.3g}", errors)
+    found = tensor[blocks.item, blocks.index.clamp(min=0), blocks.head].to(blocks.exact.dtype)
+    found = found.masked_fill((blocks.index < 0).unsqueeze(-1), 0)
+    where = (blocks.tensor, blocks.item, blocks.head, blocks.index)
+    _compare_blocks(*where, blocks.exact, blocks.plain, found, tensor.dtype, errors)
+
+
+def _compare_blocks(
+    name: str,
+    item: int,
+    head: int,
+    index: Tensor,
+    exact: Tensor,
+    plain: Tensor,
+    found: Tensor,
+    dtype: torch.dtype,
+    errors: dict[str, float],
+) -> None:
+    """The rule, for blocks ``[T, R, D]`` at once."""
+    unit = max(torch.finfo(dtype).eps / 2, _LONG_SUM)  # one rounding
+
+    def largest(x: Tensor) -> Tensor:
+        return x.abs().amax((1, 2))
+
+    def norm(x: Tensor) -> Tensor:
+        return x.square().sum((1, 2)).sqrt()
+
+    for kind, size in (("max", largest), ("l2", norm)):
+        limit = 2 * size(plain - exact) + unit * size(exact)
+        miss = size(found - exact)
+        share = torch.where(limit > 0, miss / limit.clamp(min=1e-300), torch.where(miss > 0, math.inf, 0.0))
+        worst = int(share.argmax())
+        value = float(share[worst])
+        key = f"{name}_{kind}"
+        errors[key] = round(max(errors.get(key, 0.0), min(value, 1e9)), 4)
+        if not value <= 1:
+            rows = index[worst]
+            span = f"{int(rows[0])} to {int(rows.max())}"
+            raise Incorrect(
+                f"{name}[batch {item}, rows {span}, head {head}]: {kind} error {float(miss[worst]):.3g}, "
+                f"allowed {float(limit[worst]):.3g}",
+                errors,
+            )
 
 
 def _judge_lse(found: Tensor, exact: Tensor, item: int, head: int, errors: dict[str, float]) -> None:

@@ -6,6 +6,7 @@ inputs, float32 for 16-bit ones. The same-dtype error of a block is the yardstic
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -21,14 +22,16 @@ _CHUNK = 1 << 26
 
 
 @dataclass(frozen=True)
-class Block:
-    """One block of a tensor: which, the right values (high precision) and the same-dtype dense ones."""
+class Blocks:
+    """Blocks of 128 rows of one tensor and head: the right values (high precision) and the same-dtype dense ones.
+
+    ``index`` int64 ``[T, 128]``: rows of each block; -1 past the end, where both values are 0. Values ``[T, 128, D]``.
+    """
 
     tensor: str
     item: int
     head: int
-    start: int
-    end: int
+    index: Tensor
     exact: Tensor
     plain: Tensor
 
@@ -90,44 +93,74 @@ class Oracle:
             out[rows] = scores.sub_(part.masked_fill(part == -torch.inf, 0)[:, None]).exp_() @ v
         return out, lse, (dout * out).sum(1)
 
-    def row_block(self, item: int, head: int, tile: int, gradients: bool) -> list[Block]:
-        """out, and with ``gradients`` dq, of one block of rows."""
-        start, end = tile * BLOCK, min((tile + 1) * BLOCK, self.rows)
-        rows = self._all_rows[start:end]
-        seen = self._seen(rows, self._all_columns, item, head)
+    def row_blocks(self, item: int, head: int, tiles: list[int], gradients: bool) -> Iterator[Blocks]:
+        """out, and with ``gradients`` dq, of blocks of query rows."""
         out, lse, delta = self.head_rows(item, head)
-        results: dict[str, list[Tensor]] = {"out": [], "dq": []}
-        for kind, dtype in (("exact", self.high), ("plain", self.dtype)):
-            q, k, v, dout = self._tensors(item, head, dtype)
-            probabilities = self._probabilities(q[start:end] @ k.T, seen, lse[start:end], kind)
-            results["out"].append(out[start:end] if kind == "exact" else probabilities @ v)
-            if gradients:
-                ds = probabilities * (dout[start:end] @ v.T - delta[start:end, None].to(dtype))
-                results["dq"].append((ds @ k) * self.scale)
-        return [Block(name, item, head, start, end, *pair) for name, pair in results.items() if pair]
-
-    def column_block(self, item: int, kv_head: int, tile: int) -> list[Block]:
-        """dk and dv of one block of columns, summed over the query heads of the group."""
-        start, end = tile * BLOCK, min((tile + 1) * BLOCK, self.columns)
-        columns = self._all_columns[start:end]
-        group = self.heads // self.kv_heads
-        sums: dict[str, list[Tensor]] = {}
-        for head in range(kv_head * group, (kv_head + 1) * group):
-            seen = self._seen(self._all_rows, columns, item, head)
-            _, lse, delta = self.head_rows(item, head)
+        for index in self._parts(tiles, self.rows, self.columns):
+            rows = index.clamp(min=0).flatten()
+            seen = self._seen(rows, self._all_columns, item, head)
+            found: dict[str, list[Tensor]] = {"out": [], "dq": []}
             for kind, dtype in (("exact", self.high), ("plain", self.dtype)):
                 q, k, v, dout = self._tensors(item, head, dtype)
-                probabilities = self._probabilities(q @ k[start:end].T, seen, lse, kind)
-                ds = probabilities * (dout @ v[start:end].T - delta[:, None].to(dtype))
-                parts = [(ds.T @ q) * self.scale, probabilities.T @ dout]
-                # Group sums stay in high precision: how a kernel sums them is its own affair, its error is not excused.
-                parts = [part.to(self.high) for part in parts]
-                old = sums.get(kind)
-                sums[kind] = parts if old is None else [a + b for a, b in zip(old, parts, strict=True)]
-        return [
-            Block(name, item, kv_head, start, end, exact, plain)
-            for name, exact, plain in zip(("dk", "dv"), sums["exact"], sums["plain"], strict=True)
-        ]
+                probabilities = self._probabilities(q[rows] @ k.T, seen, lse[rows], kind)
+                found["out"].append(out[rows] if kind == "exact" else probabilities @ v)
+                if gradients:
+                    ds = probabilities * (dout[rows] @ v.T - delta[rows, None].to(dtype))
+                    found["dq"].append((ds @ k) * self.scale)
+            for name, pair in found.items():
+                if pair:
+                    yield self._blocks(name, item, head, index, *pair)
+
+    def column_blocks(self, item: int, kv_head: int, tiles: list[int]) -> Iterator[Blocks]:
+        """dk and dv of blocks of key columns, summed over the query heads of the group."""
+        group = self.heads // self.kv_heads
+        for index in self._parts(tiles, self.columns, self.rows):
+            columns = index.clamp(min=0).flatten()
+            sums: dict[str, list[Tensor]] = {}
+            for head in range(kv_head * group, (kv_head + 1) * group):
+                seen = self._seen(self._all_rows, columns, item, head)
+                _, lse, delta = self.head_rows(item, head)
+                for kind, dtype in (("exact", self.high), ("plain", self.dtype)):
+                    q, k, v, dout = self._tensors(item, head, dtype)
+                    probabilities = self._probabilities(q @ k[columns].T, seen, lse, kind)
+                    ds = probabilities * (dout @ v[columns].T - delta[:, None].to(dtype))
+                    # Group sums stay in high precision: how a kernel sums them is its own affair, its error not excused.
+                    parts = [((ds.T @ q) * self.scale).to(self.high), (probabilities.T @ dout).to(self.high)]
+                    old = sums.get(kind)
+                    sums[kind] = parts if old is None else [a + b for a, b in zip(old, parts, strict=True)]
+            for name, exact, plain in zip(("dk", "dv"), sums["exact"], sums["plain"], strict=True):
+                yield self._blocks(name, item, kv_head, index, exact, plain)
+
+    def _parts(self, tiles: list[int], length: int, width: int) -> Iterator[Tensor]:
+        """Row numbers of blocks, as many together as the scratch allows: int64 ``[T, 128]``, -1 past the end."""
+        count = max(1, _CHUNK // max(1, width * BLOCK))
+        for first in range(0, len(tiles), count):
+            starts = torch.tensor(tiles[first : first + count], device=self.mask.device) * BLOCK
+            index = starts[:, None] + torch.arange(BLOCK, device=self.mask.device)
+            yield index.masked_fill(index >= length, -1)
+
+    def _blocks(self, name: str, item: int, head: int, index: Tensor, exact: Tensor, plain: Tensor) -> Blocks:
+        past = (index < 0).unsqueeze(-1)
+        shape = (*index.shape, exact.shape[-1])
+        values = [x.to(self.high).view(shape).masked_fill(past, 0) for x in (exact, plain)]
+        return Blocks(name, item, head, index, *values)
+
+    def rows_of_all_heads(self, item: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """(exact out, same-dtype out) ``[len(rows), H, D]`` of a few rows of every head of a batch item."""
+        x, group = self.inputs, self.heads // self.kv_heads
+        seen = torch.stack([self._seen(rows, self._all_columns, item, head) for head in range(self.heads)])
+        found = []
+        for dtype in (self.high, self.dtype):
+            q, k, v = (t[item].to(dtype).transpose(0, 1) for t in (x.q[:, rows], x.k, x.v))
+            parts = []
+            for head in range(self.heads):
+                scores = ((q[head] @ k[head // group].T) * self.scale).to(self.high).masked_fill(~seen[head], -torch.inf)
+                top = scores.amax(1, keepdim=True)
+                weights = (scores - top.masked_fill(top == -torch.inf, 0)).exp()
+                weights /= weights.sum(1, keepdim=True).clamp(min=1e-30)
+                parts.append((weights.to(dtype) @ v[head // group]).to(self.high))
+            found.append(torch.stack(parts, dim=1))
+        return found[0], found[1]
 
     def _probabilities(self, products: Tensor, seen: Tensor, lse: Tensor, kind: str) -> Tensor:
         """exp(scale * products - LSE) where seen, else 0; the plain kind rounds scores and result to its dtype."""
@@ -137,15 +170,29 @@ class Oracle:
             return (scores - shift).exp().masked_fill(~seen, 0)
         return (scores.to(self.high) - shift).exp().masked_fill(~seen, 0).to(self.dtype)
 
-    def sampled_tiles(self, length: int, seed: int, sample_above: int, sample: int) -> list[int]:
-        """Blocks to check: all up to ``sample_above`` rows, else first, last, run edges and a seeded sample."""
-        tiles = tile_count(length)
-        if length <= sample_above:
-            return list(range(tiles))
+    def tiles(self, length: int, seed: int, sample: int | None) -> list[int]:
+        """Blocks to check: all, or a sample of at least so many with the first, the last and run edges among them."""
+        count = tile_count(length)
+        if sample is None:
+            return list(range(count))
         generator = torch.Generator().manual_seed(seed)
-        chosen = {0, tiles - 1, *self._edge_tiles(tiles)}
-        order = torch.randperm(tiles, generator=generator).tolist()
+        chosen = {0, count - 1, *self._edge_tiles(count)}
+        order = torch.randperm(count, generator=generator).tolist()
         return sorted(chosen | set(order[: max(0, sample - len(chosen))]))
+
+    def places(self, seed: int, everywhere: bool) -> list[tuple[int, int]]:
+        """(batch item, query head) pairs to check: all, or the first, the last and one in between, drawn by seed.
+
+        The drawn head is one that a kernel with another order of grouped heads would confuse, where there is one.
+        """
+        batch = self.inputs.q.shape[0]
+        if everywhere:
+            return [(b, h) for b in range(batch) for h in range(self.heads)]
+        group = self.heads // self.kv_heads
+        telling = [h for h in range(self.heads) if h % self.kv_heads != h // group] or list(range(self.heads))
+        draw = torch.rand(2, generator=torch.Generator().manual_seed(seed)).tolist()
+        drawn = (int(draw[0] * batch), telling[int(draw[1] * len(telling))])
+        return sorted({(0, 0), (batch - 1, self.heads - 1), drawn})
 
     def _edge_tiles(self, tiles: int, most: int = 8) -> list[int]:
         """Tiles in which the first vector changes its value: where runs of the mask begin and end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,3 +195,44 @@ def test_tiles_that_share_a_code_are_told_apart_by_the_second_pass() -> None:
     pairs = set(zip(first.dim.tolist(), second.dim.tolist(), strict=True))
     assert len(pairs) == 150
     assert len(code_passes(64 * BLOCK, 64, torch.device("cpu"))) == 1
+
+
+def wrong_heads(kind: str, right: Lossy) -> Any:
+    """Competitors that treat the first and the last head right, and one in between wrongly."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        middle = torch.ones(q.shape[2], device=q.device, dtype=q.dtype)
+        if kind == "keys of two heads swapped":
+            return right(q, k[:, :, [0, 2, 1, 3]], v)
+        if kind == "scale of the middle heads":
+            middle[1:-1] = 2
+            return right(q * middle.view(1, 1, -1, 1), k, v)
+        if kind == "values of the first batch item everywhere but at the end":
+            return right(q, k, v[[0, 0, 2]])
+        assert kind == "grouped heads in the other order"
+        return right(q, k[:, :, [0, 1, 0, 1]], v[:, :, [0, 1, 0, 1]])
+
+    return attend
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        ("keys of two heads swapped", {"heads": 4, "kv_heads": 4}),
+        ("scale of the middle heads", {"heads": 4, "kv_heads": 4}),
+        ("values of the first batch item everywhere but at the end", {"batch": 3}),
+        ("grouped heads in the other order", {"heads": 4, "kv_heads": 2}),
+    ],
+)
+@pytest.mark.parametrize("sample_above", [8192, 100])
+def test_a_wrong_head_in_the_middle_is_caught(
+    kind: str, shape: dict[str, int], gradients: bool, sample_above: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When everything is compared, and when only a sample is."""
+    monkeypatch.setattr(sys.modules["harness.gate.check"], "SAMPLE_ABOVE", sample_above)
+    bench = Bench(problem_of("causal", 256, head_dim=32, **shape))
+    right = Lossy(bench.mask, bench.scale, bench.classes, bench.classes)
+    assert max(bench.judge().values()) <= 1
+    with pytest.raises(Incorrect):
+        check(wrong_heads(kind, right), "bshd", bench.mask, bench.inputs, bench.oracle, gradients=gradients)

@@ -216,7 +216,7 @@ def test_the_command_of_a_case_means_that_case(fields: dict[str, object]) -> Non
     words = shlex.split(case_command(row))[3:]
     machine = this_machine()
     (group,) = expand(resolve(compose.load(words), machine.gpu), machine)
-    assert (group.kernels, group.passes) == ((row["kernel"],), (row["pass"],))
+    assert group.kernels == (row["kernel"],) and row["pass"] in group.passes
     case = group.case(row["kernel"], row["pass"])
     spec = case.problem.mask
     assert (spec.family, spec.variant, json.dumps(spec.params)) == (

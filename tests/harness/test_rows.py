@@ -30,6 +30,10 @@ def test_a_valid_row_is_returned_as_it_is() -> None:
         ({"samples_ms": [1.0, True]}, "samples_ms"),
         ({"samples_ms": None}, "samples_ms is null"),
         ({"density": math.nan}, "density is nan"),
+        ({"density": 10**400}, "density is 0x"),
+        ({"seqlen": 2**63}, "seqlen is 0x"),
+        ({"samples_ms": [10**400]}, "samples_ms"),
+        ({"mask": "\ud800"}, "mask holds text that is not Unicode"),
         ({"seqlen": 4096.5}, "seqlen is 4096.5; expected int"),
         ({"seqlen": True}, "seqlen is True"),
         ({"deterministic": 1}, "deterministic is 1; expected bool"),
@@ -67,4 +71,22 @@ def test_a_bad_line_in_the_middle_is_named(tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "a.jsonl").write_text(json.dumps(make_row()) + "\n{]\n" + json.dumps(make_row()) + "\n")
     with pytest.raises(RowError, match="a.jsonl:2: not JSON"):
+        read_rows(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "1" * 10_000])
+def test_json_that_exhausts_its_reader_is_a_bad_row(tmp_path: Path, line: str) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.jsonl").write_text(line + "\n")
+    with pytest.raises(RowError, match="a.jsonl:1"):
+        read_rows(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.jsonl", b"\xff\xfe\n"), ("a.jsonl.gz", gzip.compress(b"{}\n")[:-9]), ("b.jsonl.gz", b"no")]
+)
+def test_files_that_cannot_be_read_are_named(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / name).write_bytes(content)
+    with pytest.raises(RowError, match=f"{name}: cannot be read"):
         read_rows(tmp_path)

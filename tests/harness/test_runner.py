@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import fake_backends
@@ -105,6 +106,37 @@ def test_resume_repeats_nothing_and_retries_what_may_go_well_now(tmp_path: Path)
     assert found["oom", "forward", 0] == 2
     assert run([group(("good", "other"))], options(tmp_path)) == EXIT_OK
     assert keys(tmp_path) == found
+
+
+def test_a_pass_that_fails_does_not_make_the_other_one_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate passes and the first rounds too; then every backward pass runs out of memory."""
+    monkeypatch.setenv("FAKE_DIES_AT", "12")
+    for _ in range(3):
+        assert run([group(("no_backward",), rounds=6)], options(tmp_path)) == EXIT_FAILED
+    good = Counter((row["pass"], row["round"]) for row in read_rows(tmp_path) if row["status"] == "ok")
+    assert set(good.values()) == {1}
+    assert {key for key in good if key[0] == "forward"} == {("forward", number) for number in range(6)}
+
+
+def test_a_forward_pass_alone_is_another_case(tmp_path: Path) -> None:
+    alone = replace(group(("good",), rounds=1), passes=("forward",))
+    assert run([group(("good",), rounds=1)], options(tmp_path)) == EXIT_OK
+    assert run([alone], options(tmp_path)) == EXIT_OK
+    ids = {row["case_id"] for row in read_rows(tmp_path) if row["pass"] == "forward"}
+    assert len(ids) == 2
+
+
+def test_a_missing_competitor_is_told_once(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert run([group(("missing",))], options(tmp_path)) == EXIT_FAILED
+    assert keys(tmp_path) == Counter({("missing", "forward", 0): 1, ("missing", "backward", 0): 1})
+
+
+def test_deterministic_is_asked_of_every_competitor(tmp_path: Path) -> None:
+    """An operator without a deterministic form makes the case unsupported, not wrong and not a crash."""
+    wanted = replace(group(("good", "histogram"), rounds=1), deterministic=True, passes=("forward",))
+    assert run([wanted], options(tmp_path)) == EXIT_OK
+    assert statuses(tmp_path) == {("good", "forward"): {"ok"}, ("histogram", "forward"): {"unsupported"}}
 
 
 def test_more_rounds_add_to_those_recorded(tmp_path: Path) -> None:

@@ -348,3 +348,14 @@ def test_importing_is_light() -> None:
     code = f"import sys, fm3_kernel; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_forward_mode_is_refused_and_not_zero() -> None:
+    x = torch.randn(1, 8, 1, 4, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match=r"no forward-mode derivative \(jvp\), and q carries"):
+        torch.func.jvp(lambda a: flashmask_attention(a, a, a), (x,), (x,))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        with pytest.raises(RuntimeError, match="and v carries"):
+            flashmask_attention(x, x, dual)
+        flashmask_attention(x, x, x)
