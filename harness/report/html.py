@@ -120,7 +120,12 @@ nav { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 16px 0 0; font-size
 .big { font-size: 1.02rem; }
 ul { margin: 6px 0; padding-left: 20px; }
 li { margin: 4px 0; }
-.scroll { overflow-x: auto; -webkit-overflow-scrolling: touch; }
+/* A shadow at an edge says that there is more in that direction. */
+.scroll { overflow-x: auto; -webkit-overflow-scrolling: touch;
+  background: linear-gradient(90deg, var(--paper) 30%, transparent) 0 0 / 40px 100% no-repeat local,
+    linear-gradient(270deg, var(--paper) 30%, transparent) 100% 0 / 40px 100% no-repeat local,
+    linear-gradient(90deg, var(--line), transparent) 0 0 / 12px 100% no-repeat scroll,
+    linear-gradient(270deg, var(--line), transparent) 100% 0 / 12px 100% no-repeat scroll; }
 table { border-collapse: collapse; width: 100%; font-size: 0.88rem; font-variant-numeric: tabular-nums; }
 th { text-align: left; font-weight: 600; color: var(--muted); font-size: 0.8rem; vertical-align: bottom; }
 th, td { padding: 6px 10px 6px 0; border-bottom: 1px solid var(--line); white-space: nowrap; vertical-align: top; }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from harness.findings import Duel, Place, mean_ratio, wins
@@ -41,6 +41,8 @@ def short(cells: Sequence[Cell], found: Sequence[Place], duels: Sequence[Duel]) 
         for name, count, sure in wins(mine):
             rate = geometric_mean([_lead(p).value for p in judged if p.best is not None and series_of(p.best) == name])
             parts.append(f"{title_of(name)} at {count} of {len(judged)} (surely at {sure}), by {times(rate)} on average")
+        alone = Counter(series_of(p.best) for p in mine if p.best is not None and p.lead is None)
+        parts += [f"{title_of(name)} alone at {count} more" for name, count in alone.most_common()]
         lines.append(f"{pass_name(pass_).capitalize()}, fastest: {'; '.join(parts)}.")
     if duels:
         least, most = (choose(duels, key=lambda duel: duel.ratio.value) for choose in (min, max))
@@ -105,9 +107,10 @@ def _winner(place: Place | None) -> Markup:
     if lead is None:
         return join([kernel_name(best), element("small", "alone")], " ")
     second, ratio = lead
-    words = f"{times(ratio.value)} over {title_of(series_of(second))} ({_range(ratio.interval)})"
+    words = f"{times(ratio.value)} over {title_of(series_of(second))}"
     tie = "" if ratio.sure else " · too few rounds" if ratio.rounds < ROUNDS_TO_BE_SURE else " · tie"
-    return join([kernel_name(best), Markup("<br>"), element("small", words + tie)])
+    lines = [kernel_name(best), element("small", words + tie), element("small", f"({_range(ratio.interval)})")]
+    return join(lines, Markup("<br>"))
 
 
 def duel_table(duels: Sequence[Duel]) -> Markup:
