@@ -19,6 +19,7 @@ from typing import Any
 from harness.backends import BACKENDS
 from harness.cases import Group
 from harness.child import WORKER, Child, ChildDied, ChildHung
+from harness.limits import PASS_FACTOR
 from harness.progress import Display
 from harness.provenance import environment, git_state, tree_hash
 from harness.resume import Entry, Planned, Recorded, plan
@@ -28,8 +29,8 @@ from harness.timing import TIMING_VERSION
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_BAD_DATA, EXIT_INTERRUPTED = 0, 1, 2, 4, 130
 
-# Floating-point operations per visible pair, query head and element of the head.
-_FLOPS = {"forward": 4.0, "backward": 10.0, "both": 14.0}
+# Floating-point operations of a forward pass per visible pair, query head and element of the head: two products.
+_FORWARD_FLOPS = 4.0
 _GOOD = ("ok", "unsupported")
 # Cores busy with other things at which a CPU's figures are no longer the machine's.
 _BUSY = 0.3
@@ -207,7 +208,7 @@ class _Run:
         """The row of one timed round."""
         pass_, kernel = entry["pass"], entry["kernel"]
         p = group.problem
-        pairs = _FLOPS[pass_] * p.batch * p.heads * p.seqlen**2 * p.head_dim
+        pairs = _FORWARD_FLOPS * PASS_FACTOR[pass_] * p.batch * p.heads * p.seqlen**2 * p.head_dim
         row = self._row(group, kernel, pass_, number) | mask | entry
         row |= {"flops": pairs * mask["density"], "flops_tile128": pairs * mask["tile_density"]}
         tflops = row["flops"] / statistics.median(entry["samples_ms"]) / 1e9
