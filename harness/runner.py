@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -62,10 +63,10 @@ def run(groups: list[Group], options: RunOptions) -> int:
     try:
         return _Run(groups, options).go()
     except RowError as error:
-        print(f"a stored row cannot be read: {error}")
+        print(f"error: a stored row cannot be read: {error}", file=sys.stderr)
         return EXIT_BAD_DATA
     except StoreError as error:
-        print(error)
+        print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
 
 

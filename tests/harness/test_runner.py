@@ -214,13 +214,13 @@ def test_a_damaged_row_stops_the_run_before_anything_starts(tmp_path: Path, caps
     path = next((tmp_path / "rows").iterdir())
     path.write_text("not json\n" + path.read_text())
     assert run([group(("good",))], options(tmp_path)) == EXIT_BAD_DATA
-    assert f"{path.name}:1: not JSON" in capsys.readouterr().out
+    assert f"{path.name}:1: not JSON" in capsys.readouterr().err
 
 
 def test_a_results_folder_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "taken").write_text("")
     assert run([group(("good",))], options(tmp_path / "taken")) == EXIT_USAGE
-    assert "part of the path is a file" in capsys.readouterr().out
+    assert "part of the path is a file" in capsys.readouterr().err
 
 
 def test_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
