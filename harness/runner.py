@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends import BACKENDS
-from harness.cases import Group
+from harness.cases import Group, stable_hash
 from harness.child import WORKER, Child, ChildDied, ChildHung
 from harness.limits import PASS_FACTOR
 from harness.progress import Display
@@ -89,7 +89,7 @@ class _Run:
     def go(self) -> int:
         options = self.options
         if options.dry_run:
-            return self._show_plan(self._plan(self._digest()))
+            return self._show_plan(self._plan(stable_hash(self.record)))
         self.store = Store(options.results_dir, new_run_id())
         try:
             self.environment = self.store.write_environment(self.record)
@@ -97,11 +97,6 @@ class _Run:
             return self._execute(planned)
         finally:
             self.store.close()
-
-    def _digest(self) -> str:
-        from harness.cases import stable_hash
-
-        return stable_hash(self.record)
 
     def _plan(self, environment_hash: str) -> list[Planned]:
         self.recorded = Recorded(read_rows(self.options.results_dir), environment_hash)
@@ -188,7 +183,7 @@ class _Run:
             facts = flight.mask | {"errors": report.get("errors")}
             kernel, passes = report["kernel"], report["passes"]
             self._verdict(group, kernel, passes, flight.round, report["status"], report["reason"], facts)
-            if "round" not in flight.phase or report["status"] == "unsupported":
+            if flight.phase == "check" or report["status"] == "unsupported":
                 flight.done |= {(n, kernel, pass_) for n in range(group.timing.rounds) for pass_ in passes}
         elif kind == "round":
             rows = [self._measured(group, report["round"], entry, flight.mask) for entry in report["entries"]]

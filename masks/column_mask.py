@@ -126,7 +126,7 @@ class ColumnMask:
             raise MaskError(
                 f"block_mask has shape {tuple(packed.shape)}; expected [batch or 1, mask heads, {expected[0]}, {expected[1]}]"
             )
-        first = self._first_vector()
+        first = self.lts
         if first is None:
             return
         if packed.device != first.device:
@@ -135,9 +135,6 @@ class ColumnMask:
             a, b = packed.shape[axis], first.shape[axis]
             if a != b and 1 not in (a, b):
                 raise MaskError(f"block_mask has {a} {name}, the vectors have {b}; they must be equal, or one of them 1")
-
-    def _first_vector(self) -> Tensor | None:
-        return self.lts
 
     # -- shape ---------------------------------------------------------------------------------------------------
 

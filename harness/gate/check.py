@@ -153,7 +153,7 @@ def _compare_blocks(
     for kind, size in (("max", largest), ("l2", norm)):
         limit = 2 * size(plain - exact) + unit * size(exact)
         miss = size(found - exact)
-        share = torch.where(limit > 0, miss / limit.clamp(min=1e-300), torch.where(miss > 0, math.inf, 0.0))
+        share = torch.where(limit > 0, miss / limit, torch.where(miss > 0, math.inf, 0.0))
         worst = int(share.argmax())
         value = float(share[worst])
         key = f"{name}_{kind}"
