@@ -86,6 +86,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, prepared: Prepared, scale: float, w
     Returns:
         ``out`` like q, contiguous; ``lse`` fp32 ``[B, Hq, Sq]``, natural logarithm.
     """
+    if scale <= 0:
+        # The kernel's running maximum wants a positive factor; nobody hurries here.
+        q, scale = (-q, -scale) if scale < 0 else (torch.zeros_like(q), 1.0)
     (batch, rows, heads, head_dim), (columns, kv_heads) = q.shape, k.shape[1:3]
     out = torch.empty((batch, rows, heads, head_dim), dtype=q.dtype, device=q.device)
     lse = torch.empty((batch, heads, rows), dtype=torch.float32, device=q.device)

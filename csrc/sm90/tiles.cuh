@@ -1,8 +1,10 @@
 // The mask role: which column tiles a row tile needs, written ahead of the loads into a ring of short lists.
 //
 // One warp looks at 32 column tiles at a time, a lane a tile, by their prepared bounds. The list of a row tile arrives in
-// pieces of at most 32 tiles, so nothing here grows with the sequence.
+// pieces of at most 32 tiles, so nothing here grows with the sequence. A row tile that sees nothing is finished here.
 #pragma once
+
+#include <cmath>
 
 #include "../common/tile_class.h"
 #include "forward_args.h"
@@ -12,10 +14,15 @@ namespace fm3 {
 
 constexpr int kPieces = 4;
 
+// One row tile of one head; row_tile < 0: no more work.
+struct WorkItem {
+    int item, head, row_tile;
+};
+
 // A piece of a list: whose it is, how many tiles, whether it is the first or the last of its row tile.
 struct PieceHead {
-    int item, head, row_tile, count;
-    int first, last;
+    WorkItem work;
+    int count, first, last;
 };
 
 struct ListRing {
@@ -24,10 +31,11 @@ struct ListRing {
     int tiles[kPieces][32];  // column tile * 2 + partial
 };
 
-// One row tile of one head; row_tile < 0: no more work.
-struct WorkItem {
-    int item, head, row_tile;
-};
+// Index of the mask that a head of a batch item uses.
+__device__ __forceinline__ int64_t mask_of(const Fm3ForwardArgs& args, const WorkItem& work) {
+    const int mask_head = work.head / (args.heads / args.mask_heads);
+    return (args.mask_batch > 1 ? int64_t(work.item) * args.mask_heads : 0) + mask_head;
+}
 
 // Batch outermost, then groups of heads whose keys and values fit the L2 cache together, in them the heaviest row tiles
 // of all heads first.
@@ -38,15 +46,12 @@ __device__ __forceinline__ WorkItem decode(const Fm3ForwardArgs& args, unsigned 
     const unsigned first_head = group * args.heads_together;
     const unsigned members = min(unsigned(args.heads_together), args.heads - first_head);
     const unsigned rank = in_group / members, head = first_head + in_group - rank * members;
-    unsigned row_tile = row_tiles - 1 - rank;
-    if (args.order != nullptr) {
-        const unsigned mask = (args.mask_batch > 1 ? item * args.mask_heads : 0) + head * args.mask_heads / args.heads;
-        row_tile = __ldg(args.order + int64_t(mask) * row_tiles + rank);
-    }
-    return {int(item), int(head), int(row_tile)};
+    WorkItem work{int(item), int(head), int(row_tiles - 1 - rank)};
+    if (args.order != nullptr) work.row_tile = __ldg(args.order + mask_of(args, work) * row_tiles + rank);
+    return work;
 }
 
-template <int kM, int kN>
+template <int kM, int kN, int kD, typename T>
 struct MaskRole {
     const Fm3ForwardArgs& args;
     ListRing& ring;
@@ -56,7 +61,7 @@ struct MaskRole {
     __device__ __forceinline__ void open() { ptx::wait(&ring.empty[at.stage], at.parity ^ 1); }
 
     __device__ __forceinline__ void close(const WorkItem& work, int count, bool first, bool last) {
-        if (threadIdx.x % 32 == 0) ring.head[at.stage] = {work.item, work.head, work.row_tile, count, first, last};
+        if (threadIdx.x % 32 == 0) ring.head[at.stage] = {work, count, first, last};
         __syncwarp();
         if (threadIdx.x % 32 == 0) ptx::arrive(&ring.full[at.stage]);
         at.advance();
@@ -80,11 +85,9 @@ struct MaskRole {
     __device__ __forceinline__ void list(const WorkItem& work) {
         const int lane = threadIdx.x % 32;
         const int column_tiles = (args.columns + kN - 1) / kN;
-        const int mask = (args.mask_batch > 1 ? work.item * args.mask_heads : 0) + work.head * args.mask_heads / args.heads;
-        const int4* bounds = reinterpret_cast<const int4*>(args.bounds) + int64_t(mask) * column_tiles * 2;
+        const int4* bounds = reinterpret_cast<const int4*>(args.bounds) + mask_of(args, work) * column_tiles * 2;
         int count = 0;
         bool first = true;
-        open();
 #pragma unroll 1
         for (int base = 0; base < column_tiles; base += 32) {
             const int tile = base + lane;
@@ -94,13 +97,17 @@ struct MaskRole {
             if (count > 0) {
                 close(work, count, first, false);
                 first = false;
-                open();
             }
+            open();
             count = __popc(live);
             const int place = __popc(live & ((1u << lane) - 1));
             if (kind != kSkipped) ring.tiles[at.stage][place] = tile * 2 + (kind == kPartial);
         }
-        close(work, count, first, true);
+        if (count > 0) {
+            close(work, count, first, true);
+        } else {
+            fill_empty(work);
+        }
     }
 
     // The keep bit of the 128 x 128 tile that holds (row tile, column c0); row tiles are 128 rows.
@@ -108,7 +115,19 @@ struct MaskRole {
         const int mask_head = work.head / (args.heads / args.mask_heads);
         const int bytes = ((args.columns + 127) / 128 + 7) / 8, tile = c0 / 128;
         const uint8_t* row = args.block_mask + work.item * args.block_batch_stride + mask_head * args.block_head_stride;
-        return (row[(long long)work.row_tile * bytes + tile / 8] >> (tile % 8)) & 1;
+        return (row[int64_t(work.row_tile) * bytes + tile / 8] >> (tile % 8)) & 1;
+    }
+
+    // Rows without a key: output 0, LSE -inf.
+    __device__ __noinline__ void fill_empty(const WorkItem& work) const {
+        const int lane = threadIdx.x % 32, r0 = work.row_tile * kM, r1 = min(r0 + kM, args.rows);
+        T* out = static_cast<T*>(args.out) + work.item * args.out_strides[0] + work.head * args.out_strides[2];
+        constexpr int kUnits = kD / 8;  // of 16 bytes a row
+        for (int i = lane; i < (r1 - r0) * kUnits; i += 32) {
+            reinterpret_cast<int4*>(out + (r0 + i / kUnits) * args.out_strides[1])[i % kUnits] = int4{0, 0, 0, 0};
+        }
+        float* lse = args.lse + (int64_t(work.item) * args.heads + work.head) * args.rows;
+        for (int row = r0 + lane; row < r1; row += 32) lse[row] = -INFINITY;
     }
 
     __device__ void run() {

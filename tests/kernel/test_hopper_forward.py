@@ -76,3 +76,14 @@ def test_lengths(rows: int, columns: int, causal: bool) -> None:
 @pytest.mark.parametrize("scale", [0.0, -0.1, 1e-4])
 def test_scales(scale: float) -> None:
     compare(ColumnMask(causal=True, seqlen_q=300, seqlen_k=300).to("cuda"), 1, 2, 1, 64, torch.bfloat16, scale)
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("head_dim", hopper.HEAD_DIMS)
+@pytest.mark.parametrize("length", [64, 128, 256, 320])
+def test_many_short_lists_a_block(length: int, head_dim: int) -> None:
+    """Row tiles of one, two and three column tiles, several a block: every buffer changes hands at its tightest."""
+    documents = documents_from_lengths([length] * (5120 // length))
+    for family in ("document", "causal_document"):
+        mask = build_mask(family, 5120, documents=documents).to("cuda")
+        compare(mask, 1, 32, 8, head_dim, torch.bfloat16, head_dim**-0.5)

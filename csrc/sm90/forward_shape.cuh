@@ -1,0 +1,55 @@
+// Tile sizes, stages, register split and shared memory of the forward kernel.
+#pragma once
+
+#include "hidden_bits.cuh"
+#include "ptx/tma.cuh"
+#include "tiles.cuh"
+
+namespace fm3 {
+
+// What the multiplying warpgroups must know of a key tile beside its data.
+enum TileFlags : int {
+    kIsPartial = 1,  // its hidden elements are in the bit ring
+    kIsLast = 2,     // the last one of its row tile
+    kEnd = 4,        // not a tile: the block has no more work
+};
+
+template <int kHeadDim, typename T>
+struct Forward {
+    static constexpr int kD = kHeadDim;
+    static constexpr int kM = 128;
+    static constexpr int kN = kD <= 128 ? 128 : 64;
+    static constexpr int kChunks = kD / 64;
+    static constexpr int kStages = 2;
+    static constexpr int kQueryStages = kD <= 128 ? 2 : 1;
+    static constexpr int kWarpgroups = kM / 64;
+    static constexpr int kThreads = 128 * (kWarpgroups + 1);
+    static constexpr int kQueryBytes = kM * kD * int(sizeof(T));
+    static constexpr int kKeyBytes = kN * kD * int(sizeof(T));
+
+    // The split at which no role spills (ptxas 13.0); 128 * (first + warpgroups * second) must fit 65,536 registers.
+    static constexpr int kLoadRegisters = 72;
+    static constexpr int kMultiplyRegisters = 216;
+
+    // Named barriers; 0 is __syncthreads.
+    static constexpr int kTurn = 1;                    // + warpgroup: its turn at the matrix units
+    static constexpr int kTogether = 1 + kWarpgroups;  // + warpgroup: its own 128 threads
+
+    struct __align__(1024) Shared {
+        T q[kQueryStages][kM * kD];
+        T k[kStages][kN * kD];
+        T v[kStages][kN * kD];
+        BitRing<kN> bits;
+        int tile[kStages];  // TileFlags of the key tile in this stage
+        WorkItem work[kQueryStages];
+        ListRing lists;
+        ptx::Barrier q_full[kQueryStages], q_empty[kQueryStages];
+        ptx::Barrier k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
+    };
+
+    struct Maps {
+        CUtensorMap q, k, v, out;
+    };
+};
+
+}  // namespace fm3

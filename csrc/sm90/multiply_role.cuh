@@ -1,0 +1,260 @@
+// The multiply role: one warpgroup, 64 rows of every row tile of the block.
+//
+// The key tiles of all row tiles form one stream. A step multiplies the queries with the keys of one tile and the
+// probabilities with the values of the tile before, and runs the softmax of the first product beside the second. Where a
+// row tile ends, the first product already belongs to the next one, so that a short list costs no start and no drain. The
+// two warpgroups take turns at issuing products: one multiplies while the other exponentiates.
+#pragma once
+
+#include <cmath>
+
+#include "forward_shape.cuh"
+#include "ptx/sync.cuh"
+#include "ptx/wgmma.cuh"
+#include "softmax.cuh"
+
+namespace fm3 {
+
+template <typename F, typename T>
+struct MultiplyRole {
+    using Shared = typename F::Shared;
+    static constexpr int kD = F::kD, kN = F::kN;
+    const Fm3ForwardArgs& args;
+    const typename F::Maps& maps;
+    Shared& shared;
+    int warpgroup;
+    float scale_log2;
+    ptx::Ring<F::kQueryStages> query{};
+    ptx::Ring<F::kStages> key{}, value{};
+    ptx::Ring<kBitStages> bits{};
+    bool keys_there = false, values_there = false;
+    int flags_ahead = 0;
+    int stored = -1;  // query stage that a running store still reads
+
+    struct State {
+        float o[kD / 2], s[kN / 2];
+        uint32_t p[kN / 16][4];
+        Softmax softmax;
+    };
+
+    __device__ __forceinline__ void take_turn() { ptx::named_sync(F::kTurn + warpgroup, 128 * F::kWarpgroups); }
+    __device__ __forceinline__ void pass_turn() { ptx::named_arrive(F::kTurn + (warpgroup ^ 1), 128 * F::kWarpgroups); }
+
+    // Asks for the next keys and values without waiting, early enough that the answer costs nothing.
+    __device__ __forceinline__ void look_ahead() {
+        keys_there = ptx::ended(&shared.k_full[key.stage], key.parity);
+        flags_ahead = shared.tile[key.stage];  // means nothing unless the keys are there
+        values_there = ptx::ended(&shared.v_full[value.stage], value.parity);
+    }
+
+    // Waits for the next key tile; its flags.
+    __device__ __forceinline__ int next_tile() {
+        if (!keys_there) {
+            ptx::wait(&shared.k_full[key.stage], key.parity);
+            flags_ahead = shared.tile[key.stage];
+        }
+        keys_there = false;
+        return flags_ahead;
+    }
+
+    __device__ __forceinline__ void wait_for_values() {
+        if (!values_there) ptx::wait(&shared.v_full[value.stage], value.parity);
+        values_there = false;
+    }
+
+    __device__ __forceinline__ void scores(float (&s)[kN / 2]) {
+        const T* q = shared.q[query.stage] + warpgroup * 64 * 64;
+        const T* k = shared.k[key.stage];
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kD / 16; ++step) {
+            const uint64_t a = ptx::descriptor(q + (step / 4) * F::kM * 64, 0) + 2 * (step % 4);
+            const uint64_t b = ptx::descriptor(k + (step / 4) * kN * 64, 0) + 2 * (step % 4);
+            ptx::Wgmma<kN, T, ptx::Major::kK>::shared(s, a, b, step > 0);
+        }
+        ptx::wgmma_commit();
+    }
+
+    // `keep` = 0: the first product of a row tile overwrites what the accumulators held.
+    __device__ __forceinline__ void add_values(float (&o)[kD / 2], const uint32_t (&p)[kN / 16][4], int keep) {
+        const uint64_t v = ptx::descriptor(shared.v[value.stage], kN * 128);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kN / 16; ++step) {
+            ptx::Wgmma<kD, T, ptx::Major::kMN>::registers(o, p[step], v + 128 * step, step > 0 ? 1 : keep);
+        }
+        ptx::wgmma_commit();
+    }
+
+    static __device__ __forceinline__ void pack(const float (&s)[kN / 2], uint32_t (&p)[kN / 16][4]) {
+#pragma unroll
+        for (int i = 0; i < kN / 16; ++i) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) p[i][j] = ptx::packed(s[8 * i + 2 * j], s[8 * i + 2 * j + 1], T{});
+        }
+    }
+
+    // Every thread has read the tile's flags before its warpgroup's turn, so one thread may speak for all.
+    __device__ __forceinline__ void release_keys() {
+        if (threadIdx.x % 128 == 0) ptx::arrive(&shared.k_empty[key.stage]);
+        key.advance();
+    }
+
+    __device__ __forceinline__ void hide_elements(float (&s)[kN / 2]) {
+        const int thread = threadIdx.x % 128;
+        ptx::wait(&shared.bits.full[bits.stage], bits.parity);
+        hide<kN>(s, shared.bits.tile[bits.stage], warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4, thread % 32);
+        __syncwarp();
+        if (thread % 32 == 0) ptx::arrive(&shared.bits.empty[bits.stage]);
+        bits.advance();
+    }
+
+    __device__ __forceinline__ void release_values() {
+        if (threadIdx.x % 128 == 0) ptx::arrive(&shared.v_empty[value.stage]);
+        value.advance();
+    }
+
+    // The query buffer goes back once the store out of it has read it, which nobody waits for earlier than needed.
+    __device__ __forceinline__ void settle_store() {
+        if (stored < 0) return;
+        if (threadIdx.x % 128 == 0) {
+            ptx::store_wait_read();
+            ptx::arrive(&shared.q_empty[stored]);
+        }
+        stored = -1;
+    }
+
+    // The output leaves through the queries' own buffer, which this warpgroup has finished reading.
+    __device__ __forceinline__ void store(float (&o)[kD / 2], const Softmax& softmax, int stage) {
+        int thread = threadIdx.x % 128;
+        // Opaque on purpose: the addresses below are the same for every row tile, and kept in registers they would spill.
+        asm volatile("" : "+r"(thread));
+        const WorkItem work = shared.work[stage];
+        const int warp = thread / 32, lane = thread % 32;
+        float inverse[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const float sum = quad_sum(softmax.sum[h]);
+            inverse[h] = sum > 0.f ? 1.f / sum : 0.f;
+            const int row = work.row_tile * F::kM + warpgroup * 64 + 16 * warp + lane / 4 + 8 * h;
+            if (lane % 4 == 0 && row < args.rows) {
+                const float lse = sum > 0.f ? softmax.maximum[h] * args.scale + logf(sum) : -INFINITY;
+                args.lse[(int64_t(work.item) * args.heads + work.head) * args.rows + row] = lse;
+            }
+        }
+        T* tile = shared.q[stage];
+        // One stmatrix stores 16 rows of 16 columns of a warp: lane l gives the address of row l%8 of part l/8.
+        const int part = lane / 8, row = warpgroup * 64 + 16 * warp + 8 * (part % 2) + lane % 8;
+#pragma unroll
+        for (int j = 0; j < kD / 8; j += 2) {
+            uint32_t out[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int at = 4 * (j + i / 2) + 2 * (i % 2);
+                out[i] = ptx::packed(o[at] * inverse[i % 2], o[at + 1] * inverse[i % 2], T{});
+            }
+            const int column = 8 * (j + part / 2);
+            const T* to = tile + (column / 64) * F::kM * 64 + row * 64 + (((column % 64) / 8) ^ (row % 8)) * 8;
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(ptx::shared_address(to)),
+                         "r"(out[0]), "r"(out[1]), "r"(out[2]), "r"(out[3])
+                         : "memory");
+        }
+        ptx::fence_async_proxy();
+        ptx::named_sync(F::kTogether + warpgroup, 128);
+        if (thread == 0) {
+#pragma unroll 1
+            for (int chunk = 0; chunk < F::kChunks; ++chunk) {
+                const T* from = tile + chunk * F::kM * 64 + warpgroup * 64 * 64;
+                ptx::tma_store(&maps.out, from, work.row_tile * F::kM + warpgroup * 64, chunk, work.head, work.item);
+            }
+            ptx::store_commit();
+        }
+        stored = stage;
+    }
+
+    // One step of the stream. kPlain: a full tile, not the first of its row tile; the loop over these must stay short
+    // enough for the instruction cache nearest to the scheduler.
+    template <bool kPlain>
+    __device__ __forceinline__ void step(State& x, int tile, bool first, int keep) {
+        const int stage = query.stage;
+        if (!kPlain && first) {
+            query.advance();
+            ptx::wait(&shared.q_full[query.stage], query.parity);
+        }
+        take_turn();
+        scores(x.s);
+        wait_for_values();
+        add_values(x.o, x.p, keep);
+        pass_turn();
+        if (!kPlain) settle_store();
+        ptx::wgmma_wait<1>();
+        ptx::hold(x.s);
+        release_keys();
+        if (!kPlain && (tile & kIsPartial)) hide_elements(x.s);
+        const Softmax finished = x.softmax;
+        if (!kPlain && first) x.softmax = Softmax{};
+        float fade[2];
+        x.softmax.step(x.s, scale_log2, fade);
+#ifdef FM3_TRICK
+        if (x.softmax.sum[0] + x.softmax.sum[1] < 0.f) shared.tile[0] = -1;
+#endif
+        ptx::wgmma_wait<0>();
+        ptx::hold(x.o);
+        release_values();
+        look_ahead();
+        if (!kPlain && first) {
+            store(x.o, finished, stage);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kD / 2; ++i) x.o[i] *= fade[(i / 2) % 2];
+        }
+        pack(x.s, x.p);
+    }
+
+    __device__ void run() {
+        if (warpgroup == 1) pass_turn();  // the first turn is warpgroup 0's
+        State x;
+        // With two query buffers this loop runs once: the stream below does not end before the work does.
+        for (int tile = next_tile(); tile != kEnd; tile = F::kQueryStages > 1 ? int(kEnd) : next_tile()) {
+            ptx::wait(&shared.q_full[query.stage], query.parity);
+            take_turn();
+            scores(x.s);
+            pass_turn();
+            ptx::wgmma_wait<0>();
+            ptx::hold(x.s);
+            release_keys();
+            if (tile & kIsPartial) hide_elements(x.s);
+            x.softmax = Softmax{};
+            float fade[2];
+            x.softmax.step(x.s, scale_log2, fade);
+            pack(x.s, x.p);
+            int keep = 0;  // whether the accumulators hold something of this row tile
+            for (;;) {
+                const bool ends = tile & kIsLast;  // the next tile is of another row tile
+                if (ends && F::kQueryStages == 1) break;
+                if (ends) settle_store();  // that row tile may wait for this buffer
+                tile = next_tile();
+                if (tile == kEnd) break;
+                if (keep && !ends) {
+                    while (tile == 0) {
+                        step<true>(x, tile, false, 1);
+                        tile = next_tile();
+                    }
+                }
+                step<false>(x, tile, ends, keep);
+                keep = !ends;
+            }
+            wait_for_values();
+            add_values(x.o, x.p, keep);
+            ptx::wgmma_wait<0>();
+            ptx::hold(x.o);
+            release_values();
+            settle_store();
+            store(x.o, x.softmax, query.stage);
+            settle_store();
+            query.advance();
+        }
+    }
+};
+
+}  // namespace fm3
