@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(Forward<kHeadDim, T>::kThreads, 1)
         for (int i = 0; i < F::kStages; ++i) {
             ptx::barrier_init(&shared.k_full[i], 1);
             ptx::barrier_init(&shared.v_full[i], 1);
-            ptx::barrier_init(&shared.k_empty[i], F::kWarpgroups);
+            ptx::barrier_init(&shared.k_empty[i], 4 * F::kWarpgroups);
             ptx::barrier_init(&shared.v_empty[i], F::kWarpgroups);
         }
         for (int i = 0; i < kPieces; ++i) {

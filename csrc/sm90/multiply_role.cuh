@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "forward_shape.cuh"
+#include "ptx/mma.cuh"
 #include "ptx/sync.cuh"
 #include "ptx/wgmma.cuh"
 #include "softmax.cuh"
@@ -27,39 +28,22 @@ struct MultiplyRole {
     ptx::Ring<F::kQueryStages> query{};
     ptx::Ring<F::kStages> key{}, value{};
     ptx::Ring<kBitStages> bits{};
-    bool keys_there = false, values_there = false;
-    int flags_ahead = 0;
     int stored = -1;  // query stage that a running store still reads
 
     struct State {
         float o[kD / 2], s[kN / 2];
         uint32_t p[kN / 16][4];
         Softmax softmax;
+        bool seen;  // every row of this warp has seen a column
     };
 
     __device__ __forceinline__ void take_turn() { ptx::named_sync(F::kTurn + warpgroup, 128 * F::kWarpgroups); }
     __device__ __forceinline__ void pass_turn() { ptx::named_arrive(F::kTurn + (warpgroup ^ 1), 128 * F::kWarpgroups); }
 
-    // Asks for the next keys and values without waiting, early enough that the answer costs nothing.
-    __device__ __forceinline__ void look_ahead() {
-        keys_there = ptx::ended(&shared.k_full[key.stage], key.parity);
-        flags_ahead = shared.tile[key.stage];  // means nothing unless the keys are there
-        values_there = ptx::ended(&shared.v_full[value.stage], value.parity);
-    }
-
     // Waits for the next key tile; its flags.
     __device__ __forceinline__ int next_tile() {
-        if (!keys_there) {
-            ptx::wait(&shared.k_full[key.stage], key.parity);
-            flags_ahead = shared.tile[key.stage];
-        }
-        keys_there = false;
-        return flags_ahead;
-    }
-
-    __device__ __forceinline__ void wait_for_values() {
-        if (!values_there) ptx::wait(&shared.v_full[value.stage], value.parity);
-        values_there = false;
+        ptx::wait(&shared.k_full[key.stage], key.parity);
+        return shared.tile[key.stage];
     }
 
     __device__ __forceinline__ void scores(float (&s)[kN / 2]) {
@@ -94,19 +78,10 @@ struct MultiplyRole {
         }
     }
 
-    // Every thread has read the tile's flags before its warpgroup's turn, so one thread may speak for all.
-    __device__ __forceinline__ void release_keys() {
-        if (threadIdx.x % 128 == 0) ptx::arrive(&shared.k_empty[key.stage]);
-        key.advance();
-    }
-
     __device__ __forceinline__ void hide_elements(float (&s)[kN / 2]) {
         const int thread = threadIdx.x % 128;
         ptx::wait(&shared.bits.full[bits.stage], bits.parity);
         hide<kN>(s, shared.bits.tile[bits.stage], warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4, thread % 32);
-        __syncwarp();
-        if (thread % 32 == 0) ptx::arrive(&shared.bits.empty[bits.stage]);
-        bits.advance();
     }
 
     __device__ __forceinline__ void release_values() {
@@ -138,7 +113,7 @@ struct MultiplyRole {
             inverse[h] = sum > 0.f ? 1.f / sum : 0.f;
             const int row = work.row_tile * F::kM + warpgroup * 64 + 16 * warp + lane / 4 + 8 * h;
             if (lane % 4 == 0 && row < args.rows) {
-                const float lse = sum > 0.f ? softmax.maximum[h] * args.scale + logf(sum) : -INFINITY;
+                const float lse = sum > 0.f ? softmax.base[h] * args.scale + logf(sum) : -INFINITY;
                 args.lse[(int64_t(work.item) * args.heads + work.head) * args.rows + row] = lse;
             }
         }
@@ -172,6 +147,54 @@ struct MultiplyRole {
         stored = stage;
     }
 
+    // The scores once more, by this warp alone and out of the buffers that it still holds: for a warp whose probabilities
+    // came out too large. Rare, so small matters more than fast.
+    __device__ __forceinline__ void scores_again(float (&s)[kN / 2]) {
+        const int lane = threadIdx.x % 32, row = warpgroup * 64 + threadIdx.x % 128 / 32 * 16;
+#pragma unroll
+        for (int i = 0; i < kN / 2; ++i) s[i] = 0.f;
+#pragma unroll 1
+        for (int d = 0; d < kD; d += 16) {
+            // Rows of a swizzled tile: the 16 bytes at column c of row r lie at c/8 ^ r%8 in it.
+            const auto at = [&](const T* tile, int rows, int r, int c) {
+                return tile + c / 64 * rows * 64 + r * 64 + ((c % 64 / 8) ^ (r % 8)) * 8;
+            };
+            uint32_t a[4], b[4];
+            ptx::load_matrices(a, at(shared.q[query.stage], F::kM, row + lane % 16, d + lane / 16 * 8));
+#pragma unroll
+            for (int j = 0; j < kN / 16; ++j) {
+                ptx::load_matrices(b, at(shared.k[key.stage], kN, 16 * j + lane / 16 * 8 + lane % 8, d + lane / 8 % 2 * 8));
+                ptx::mma(s + 8 * j, a, b[0], b[1], T{});
+                ptx::mma(s + 8 * j + 4, a, b[2], b[3], T{});
+            }
+        }
+    }
+
+    // Scores to probabilities; true if what was accumulated so far must shrink by `fade`.
+    __device__ __forceinline__ bool exponentiate(State& x, int tile, bool fresh, float (&fade)[2]) {
+        const bool partial = tile & kIsPartial;
+        if (partial) hide_elements(x.s);
+        if (!fresh && x.seen) {
+            if (x.softmax.add_near(x.s, scale_log2)) return false;
+            scores_again(x.s);
+            if (partial) hide_elements(x.s);
+        }
+        x.softmax.add_exact(x.s, scale_log2, fade);
+        x.seen = x.softmax.seen();
+        return true;
+    }
+
+    __device__ __forceinline__ void release_keys(int tile) {
+        // Warps drift apart, and each may still need the keys: each of them gives the buffers back.
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) {
+            ptx::arrive(&shared.k_empty[key.stage]);
+            if (tile & kIsPartial) ptx::arrive(&shared.bits.empty[bits.stage]);
+        }
+        key.advance();
+        if (tile & kIsPartial) bits.advance();
+    }
+
     // One step of the stream. kPlain: a full tile, not the first of its row tile; the loop over these must stay short
     // enough for the instruction cache nearest to the scheduler.
     template <bool kPlain>
@@ -183,28 +206,23 @@ struct MultiplyRole {
         }
         take_turn();
         scores(x.s);
-        wait_for_values();
+        ptx::wait(&shared.v_full[value.stage], value.parity);
         add_values(x.o, x.p, keep);
         pass_turn();
         if (!kPlain) settle_store();
         ptx::wgmma_wait<1>();
         ptx::hold(x.s);
-        release_keys();
-        if (!kPlain && (tile & kIsPartial)) hide_elements(x.s);
         const Softmax finished = x.softmax;
         if (!kPlain && first) x.softmax = Softmax{};
         float fade[2];
-        x.softmax.step(x.s, scale_log2, fade);
-#ifdef FM3_TRICK
-        if (x.softmax.sum[0] + x.softmax.sum[1] < 0.f) shared.tile[0] = -1;
-#endif
+        const bool fades = exponentiate(x, kPlain ? 0 : tile, !kPlain && first, fade);
+        release_keys(kPlain ? 0 : tile);
         ptx::wgmma_wait<0>();
         ptx::hold(x.o);
         release_values();
-        look_ahead();
         if (!kPlain && first) {
             store(x.o, finished, stage);
-        } else {
+        } else if (fades) {
 #pragma unroll
             for (int i = 0; i < kD / 2; ++i) x.o[i] *= fade[(i / 2) % 2];
         }
@@ -222,11 +240,10 @@ struct MultiplyRole {
             pass_turn();
             ptx::wgmma_wait<0>();
             ptx::hold(x.s);
-            release_keys();
-            if (tile & kIsPartial) hide_elements(x.s);
             x.softmax = Softmax{};
             float fade[2];
-            x.softmax.step(x.s, scale_log2, fade);
+            exponentiate(x, tile, true, fade);
+            release_keys(tile);
             pack(x.s, x.p);
             int keep = 0;  // whether the accumulators hold something of this row tile
             for (;;) {
@@ -244,7 +261,7 @@ struct MultiplyRole {
                 step<false>(x, tile, ends, keep);
                 keep = !ends;
             }
-            wait_for_values();
+            ptx::wait(&shared.v_full[value.stage], value.parity);
             add_values(x.o, x.p, keep);
             ptx::wgmma_wait<0>();
             ptx::hold(x.o);

@@ -1,4 +1,9 @@
 // Online softmax of a 64-row tile held in wgmma accumulators: two rows a thread, a row on a quad of lanes.
+//
+// The exponents are taken from a base per row: its maximum at the time when the base was set. The base need not be the
+// maximum of all columns seen; it must only be near it. So most tiles need no maximum at all (`add_near`): they use the
+// base as it is, and their sums tell whether that was near enough. Only where it was not, and on the first columns of a
+// row, the maximum is found and everything so far is rescaled (`add_exact`).
 #pragma once
 
 #include <cstdint>
@@ -16,48 +21,61 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(~0u, x, 1);
 }
 
-// Running maximum (of raw scores) and this thread's part of the running sum, for its two rows.
-struct Softmax {
-    float maximum[2] = {-INFINITY, -INFINITY};
-    float sum[2] = {0.f, 0.f};
+// A thread's part of a tile's sum up to which the base counts as near. No probability is then above it either, so in fp16
+// none overflows; and no row's base is further than this below its maximum.
+constexpr float kNear = 1024.f;
 
-    // Scores to probabilities in place; returns by how much what was accumulated so far must shrink. One warp has its
-    // scheduler almost to itself here, so what counts is how long the chains are: both rows go side by side.
+struct Softmax {
+    float base[2] = {-INFINITY, -INFINITY};  // raw scores; -inf: no column seen yet
+    float sum[2] = {0.f, 0.f};               // this thread's part
+
+    // Every row of this warp has a base.
+    __device__ __forceinline__ bool seen() const { return __all_sync(~0u, fminf(base[0], base[1]) > -INFINITY); }
+
+    // Scores to probabilities in place. False if they are too large for the base in any row of the warp; the scores are
+    // lost then, and nothing is added.
     template <int kCount>
-    __device__ __forceinline__ void step(float (&s)[kCount], float scale_log2, float (&fade)[2]) {
-        float high[2][2];
-#pragma unroll
-        for (int i = 0; i < kCount / 4; ++i) {
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const float pair = fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]);
-                high[h][i % 2] = i < 2 ? pair : fmaxf(high[h][i % 2], pair);
-            }
-        }
-        float now[2], base[2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) now[h] = fmaxf(high[h][0], high[h][1]);
-#pragma unroll
-        for (int lanes = 2; lanes > 0; lanes /= 2) {
-#pragma unroll
-            for (int h = 0; h < 2; ++h) now[h] = fmaxf(now[h], __shfl_xor_sync(~0u, now[h], lanes));
-        }
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            now[h] = fmaxf(maximum[h], now[h]);
-            // A row without a key so far: 0 instead of -inf keeps (-inf) - (-inf) out of the exponents.
-            base[h] = now[h] == -INFINITY ? 0.f : now[h] * scale_log2;
-            fade[h] = exp2_fast(maximum[h] * scale_log2 - base[h]);
-            maximum[h] = now[h];
-        }
+    __device__ __forceinline__ bool add_near(float (&s)[kCount], float scale_log2) {
+        const float shift[2] = {base[0] * scale_log2, base[1] * scale_log2};
         float part[2][2] = {};
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
-            s[i] = exp2_fast(fmaf(s[i], scale_log2, -base[i / 2 % 2]));
+            s[i] = exp2_fast(fmaf(s[i], scale_log2, -shift[i / 2 % 2]));
             part[i / 2 % 2][i % 2] += s[i];
         }
+        const float top = part[0][0] + part[0][1], bottom = part[1][0] + part[1][1];
+        // NaN counts as near: it is the same NaN either way.
+        if (__any_sync(~0u, fmaxf(top, bottom) > kNear)) return false;
+        sum[0] += top;
+        sum[1] += bottom;
+        return true;
+    }
+
+    // Scores to probabilities in place with the base moved to the maximum; returns by how much what was accumulated so
+    // far must shrink.
+    template <int kCount>
+    __device__ __forceinline__ void add_exact(float (&s)[kCount], float scale_log2, float (&fade)[2]) {
+        float high[2] = {base[0], base[1]}, shift[2];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) sum[h] = sum[h] * fade[h] + (part[h][0] + part[h][1]);
+        for (int i = 0; i < kCount; i += 2) high[i / 2 % 2] = fmaxf(high[i / 2 % 2], fmaxf(s[i], s[i + 1]));
+#pragma unroll
+        for (int lanes = 2; lanes > 0; lanes /= 2) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) high[h] = fmaxf(high[h], __shfl_xor_sync(~0u, high[h], lanes));
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            // A row without a key so far: 0 instead of -inf keeps (-inf) - (-inf) out of the exponents.
+            shift[h] = high[h] == -INFINITY ? 0.f : high[h] * scale_log2;
+            fade[h] = exp2_fast(base[h] * scale_log2 - shift[h]);
+            base[h] = high[h];
+            sum[h] *= fade[h];
+        }
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            s[i] = exp2_fast(fmaf(s[i], scale_log2, -shift[i / 2 % 2]));
+            sum[i / 2 % 2] += s[i];
+        }
     }
 };
 

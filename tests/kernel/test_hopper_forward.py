@@ -36,13 +36,26 @@ def test_the_arguments_have_the_layout_of_the_header(tmp_path: Path) -> None:
     assert printed == expected
 
 
-def compare(mask: ColumnMask, batch: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, scale: float) -> None:
+def compare(
+    mask: ColumnMask,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    scale: float,
+    rise: float = 0.0,
+) -> None:
+    """The kernel against the reference in fp32. ``rise``: by how much the scores grow along a row, before the scale."""
     generator = torch.Generator("cuda").manual_seed(0)
 
     def draw(length: int, count: int) -> torch.Tensor:
         return torch.randn((batch, length, count, head_dim), generator=generator, device="cuda", dtype=dtype)
 
     q, k, v = draw(mask.seqlen_q, heads), draw(mask.seqlen_k, kv_heads), draw(mask.seqlen_k, kv_heads)
+    if rise:
+        q[..., 0] = 8
+        k[..., 0] = (torch.linspace(0, rise / 8, mask.seqlen_k, device="cuda")[None, :, None]).to(dtype)
     work = torch.zeros(2, dtype=torch.int32, device="cuda")
     out, lse = hopper.forward(q, k, v, hopper.prepare(mask, head_dim), scale, work)
     exact, exact_lse = reference.forward(q.float(), k.float(), v.float(), mask, scale)
@@ -87,3 +100,14 @@ def test_many_short_lists_a_block(length: int, head_dim: int) -> None:
     for family in ("document", "causal_document"):
         mask = build_mask(family, 5120, documents=documents).to("cuda")
         compare(mask, 1, 32, 8, head_dim, torch.bfloat16, head_dim**-0.5)
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("head_dim", hopper.HEAD_DIMS)
+@pytest.mark.parametrize("rise", [200.0, 2000.0, 20000.0, -2000.0])
+@pytest.mark.parametrize("family", ["full", "causal", "causal_document", "share_question"])
+def test_scores_that_outgrow_their_base(family: str, rise: float, head_dim: int) -> None:
+    """Scores that rise along the columns leave every base behind, by a little, by much, and beyond fp32's exponents."""
+    documents = documents_from_lengths([300, 1, 500, 224, 511]) if FAMILIES[family].needs_documents else None
+    mask = build_mask(family, 1536, documents=documents).to("cuda")
+    compare(mask, 2, 4, 2, head_dim, torch.bfloat16, head_dim**-0.5, rise)
