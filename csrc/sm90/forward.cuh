@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(Forward<kHeadDim, T>::kThreads, 1)
         }
         for (int i = 0; i < kPieces; ++i) {
             ptx::barrier_init(&shared.lists.full[i], 1);
-            ptx::barrier_init(&shared.lists.empty[i], 2);  // the load role and the bit role
+            ptx::barrier_init(&shared.lists.empty[i], 1 + kBitWarps);  // the load role and the bit role
         }
         for (int i = 0; i < kBitStages; ++i) {
             ptx::barrier_init(&shared.bits.full[i], 1);
@@ -49,12 +49,14 @@ __global__ void __launch_bounds__(Forward<kHeadDim, T>::kThreads, 1)
             LoadRole<F>{args, maps, shared}.run();
         } else if (threadIdx.x < 64) {
             MaskRole<F::kM, F::kN, F::kD, T>{args, shared.lists}.run();
-        } else if (threadIdx.x < 96) {
-            BitRole<F::kM, F::kN>{args, shared.lists, shared.bits}.run();
+        } else {
+            BitRole<F::kM, F::kN>{args, shared.lists, shared.bits, int(threadIdx.x / 32) - 2}.run();
         }
     } else {
         ptx::registers_up<F::kMultiplyRegisters>();
-        MultiplyRole<F, T>{args, maps, shared, int(threadIdx.x / 128) - 1, args.scale * 1.4426950408889634f}.run();
+        // From lane 0, so that the compiler knows it to be the same in the whole warp and keeps addresses in uniform registers.
+        const int warpgroup = __shfl_sync(~0u, int(threadIdx.x / 128) - 1, 0);
+        MultiplyRole<F, T>{args, maps, shared, warpgroup, args.scale * 1.4426950408889634f}.run();
     }
 }
 

@@ -1,7 +1,8 @@
-// The bit role: for every partial tile, one bit an element, made ahead of its use by a warp of its own.
+// The bit role: for every partial tile, one bit an element, made ahead of its use by warps of their own.
 //
-// A column of a tile hides at most two runs of rows, so its 128 bits are four words of a few instructions each; the
-// multiplying warps, which have no time to spare, then need one test and one select an element, whatever the mask is.
+// A column of a tile hides at most two runs of rows, so 32 rows of it are one word of a few instructions. A warp makes
+// such words for 32 columns and transposes them, so that each thread of the multiplying warps finds the bits of its two
+// rows in two words: one predicate an element, moved seven at a time, and one select, whatever the mask is.
 #pragma once
 
 #include "../common/tile_class.h"
@@ -13,15 +14,13 @@ namespace fm3 {
 
 constexpr int kBitStages = 4;
 
-// Bits of the hidden elements of a tile of 128 rows and kN columns: word (rows/32, column), bit row%32. A thread of a
-// wgmma accumulator holds columns 8j + 2*(lane%4) + e, so the columns of one lane%4 lie together; the padding keeps the
-// four groups in different banks.
+constexpr int kBitWarps = 2;  // they take partial tiles in turn
+
+// Bits of the hidden elements of a tile of 128 rows and kN columns. A thread of a wgmma accumulator holds the columns
+// 8j + 2*(lane%4) + e of a row: word (row, lane%4), bit 2j + e.
 template <int kN>
 struct HiddenBits {
-    static constexpr int kGroup = kN / 4 + 4;
-    alignas(16) uint32_t words[4][4 * kGroup];
-
-    static __device__ __forceinline__ int place(int column) { return column % 8 / 2 * kGroup + column / 8 * 2 + column % 2; }
+    uint32_t words[128][4];
 };
 
 template <int kN>
@@ -37,11 +36,27 @@ __device__ __forceinline__ uint32_t bits_below(int x) {
     return mask;
 }
 
+// Transposes a 32 x 32 bit matrix, a row a lane: afterwards bit i of lane r is what bit r of lane i was.
+__device__ __forceinline__ uint32_t transposed(uint32_t x) {
+    const int lane = threadIdx.x % 32;
+    uint32_t low = 0x0000FFFFu;  // bits whose index does not have `step` in it
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        const bool upper = lane & step;
+        const uint32_t other = __shfl_xor_sync(~0u, x, step);
+        const uint32_t kept = upper ? ~low : low;
+        x = (x & kept) | (__funnelshift_l(other, other, upper ? 32 - step : step) & ~kept);
+        low ^= low << (step / 2);
+    }
+    return x;
+}
+
 template <int kM, int kN>
 struct BitRole {
     const Fm3ForwardArgs& args;
     ListRing& lists;
     BitRing<kN>& ring;
+    int which;  // of the bit warps
     ptx::Ring<kPieces> list{};
     ptx::Ring<kBitStages> at{};
 
@@ -49,39 +64,37 @@ struct BitRole {
         return vector != nullptr ? __ldg(vector + at) : absent;
     }
 
-    // Hidden rows of a column as two intervals counted from row r0. Causal masks have no upper interval of their own, so
-    // the diagonal takes its place.
+    // Hidden rows of a column are two intervals. Causal masks have no upper interval of their own, so the diagonal takes
+    // its place.
     __device__ __forceinline__ void write(const WorkItem& work, int column_tile) {
         static_assert(kM == 128);
-        constexpr int kColumns = kN / 32;
-        const int lane = threadIdx.x % 32, r0 = work.row_tile * kM, c0 = column_tile * kN;
+        const int lane = threadIdx.x % 32, r0 = work.row_tile * kM;
         const int mask_head = work.head / (args.heads / args.mask_heads);
         const int64_t base = work.item * args.vector_batch_stride + mask_head * args.vector_head_stride;
-        Interval lower[kColumns], upper[kColumns];
-#pragma unroll
-        for (int i = 0; i < kColumns; ++i) {  // all loads at once
-            const int column = min(c0 + lane + 32 * i, args.columns - 1);
-            const int64_t from = base + column;
-            lower[i] = {load(args.lts, from, 0), load(args.lte, from, args.lts != nullptr ? args.rows : 0)};
-            upper[i] = {load(args.uts, from, 0), load(args.ute, from, 0)};
-            if (args.causal) upper[i] = {0, (column - args.columns) + args.rows};
-            if (c0 + lane + 32 * i >= args.columns) upper[i] = {0, args.rows};  // no such column
-        }
         ptx::wait(&ring.empty[at.stage], at.parity ^ 1);
         auto& words = ring.tile[at.stage].words;
+#pragma unroll 1
+        for (int quarter = 0; quarter < 4; ++quarter) {
+            const int column = column_tile * kN + lane / 2 * 8 + quarter * 2 + lane % 2;
+            Interval a{0, args.rows}, b{0, 0};  // no such column: all rows
+            if (lane < kN / 4 && column < args.columns) {
+                const int64_t from = base + column;
+                a = {load(args.lts, from, 0), load(args.lte, from, args.lts != nullptr ? args.rows : 0)};
+                b = {load(args.uts, from, 0), load(args.ute, from, 0)};
+                if (args.causal) b.end = (column - args.columns) + args.rows;
+            }
+            a = clipped(a.start, a.end, args.rows);
+            b = clipped(b.start, b.end, args.rows);
 #pragma unroll
-        for (int i = 0; i < kColumns; ++i) {
-            const Interval a = clipped(lower[i].start, lower[i].end, args.rows), b = clipped(upper[i].start, upper[i].end, args.rows);
-            const int place = HiddenBits<kN>::place(lane + 32 * i);
-#pragma unroll
-            for (int g = 0; g < 4; ++g) {
+            for (int g = 0; g < kM / 32; ++g) {
                 const int r = r0 + 32 * g;
-                words[g][place] = (bits_below(a.end - r) & ~bits_below(a.start - r)) | (bits_below(b.end - r) & ~bits_below(b.start - r));
+                const uint32_t hidden =
+                    (bits_below(a.end - r) & ~bits_below(a.start - r)) | (bits_below(b.end - r) & ~bits_below(b.start - r));
+                words[32 * g + lane][quarter] = transposed(hidden);
             }
         }
         __syncwarp();
         if (lane == 0) ptx::arrive(&ring.full[at.stage]);
-        at.advance();
     }
 
     __device__ void run() {
@@ -96,7 +109,10 @@ struct BitRole {
             if (piece.work.row_tile < 0) return;
             unsigned partial = __ballot_sync(~0u, lane < piece.count && mine % 2 == 1);
 #pragma unroll 1
-            for (; partial != 0; partial &= partial - 1) write(piece.work, __shfl_sync(~0u, mine, __ffs(partial) - 1) / 2);
+            for (; partial != 0; partial &= partial - 1) {
+                if (at.stage % kBitWarps == which) write(piece.work, __shfl_sync(~0u, mine, __ffs(partial) - 1) / 2);
+                at.advance();
+            }
         }
     }
 };
@@ -104,18 +120,13 @@ struct BitRole {
 // Hides elements of a partial tile; `row` is this thread's first row in the tile, its second is 8 further down.
 template <int kN>
 __device__ __forceinline__ void hide(float (&s)[kN / 2], const HiddenBits<kN>& bits, int row, int lane) {
-    const uint4* words = reinterpret_cast<const uint4*>(&bits.words[row / 32][lane % 4 * HiddenBits<kN>::kGroup]);
-    const uint32_t first = 1u << (row % 32), second = first << 8;
 #pragma unroll
-    for (int j = 0; j < kN / 16; ++j) {
-        const uint4 w = words[j];
-        const uint32_t column[4] = {w.x, w.y, w.z, w.w};
+    for (int h = 0; h < 2; ++h) {
+        const uint32_t hidden = bits.words[row + 8 * h][lane % 4];
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {
-            float& top = s[8 * j + 4 * (c / 2) + c % 2];
-            float& bottom = s[8 * j + 4 * (c / 2) + 2 + c % 2];
-            if (column[c] & first) top = -INFINITY;
-            if (column[c] & second) bottom = -INFINITY;
+        for (int i = 0; i < kN / 4; ++i) {
+            float& x = s[4 * (i / 2) + 2 * h + i % 2];
+            x = (hidden >> i) & 1 ? -INFINITY : x;
         }
     }
 }
