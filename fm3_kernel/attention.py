@@ -6,14 +6,18 @@ The signature of FlashMask itself is in ``fm3_kernel.compat``.
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Literal, get_args, overload
 
 import torch
 from torch import Tensor
 
 from fm3_kernel import operators as operators  # registers the operators
-from fm3_kernel.checks import check_mask, check_no_tangent, check_tensors, checked_scale
+from fm3_kernel.checks import FM3Error, check_mask, check_no_tangent, check_tensors, checked_scale
+from fm3_kernel.prepare import PreparedMask
 from masks.column_mask import ColumnMask
+
+Implementation = Literal["auto", "hopper", "reference"]
+IMPLEMENTATIONS = get_args(Implementation)
 
 
 @overload
@@ -21,10 +25,11 @@ def flashmask_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: ColumnMask | None = None,
+    mask: ColumnMask | PreparedMask | None = None,
     *,
     scale: float | None = None,
     deterministic: bool = False,
+    implementation: Implementation = "auto",
     return_lse: Literal[False] = False,
 ) -> Tensor: ...
 
@@ -34,10 +39,11 @@ def flashmask_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: ColumnMask | None = None,
+    mask: ColumnMask | PreparedMask | None = None,
     *,
     scale: float | None = None,
     deterministic: bool = False,
+    implementation: Implementation = "auto",
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -47,10 +53,11 @@ def flashmask_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: ColumnMask | None = None,
+    mask: ColumnMask | PreparedMask | None = None,
     *,
     scale: float | None = None,
     deterministic: bool = False,
+    implementation: Implementation = "auto",
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
@@ -59,10 +66,11 @@ def flashmask_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: ColumnMask | None = None,
+    mask: ColumnMask | PreparedMask | None = None,
     *,
     scale: float | None = None,
     deterministic: bool = False,
+    implementation: Implementation = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``softmax(scale * q @ k^T, over the visible columns) @ v``, differentiable in q, k and v.
@@ -70,11 +78,15 @@ def flashmask_attention(
     Args:
         q: ``[B, Sq, Hq, D]``, fp16, bf16, fp32 or fp64, any strides. Any axis may be 0.
         k, v: ``[B, Sk, Hkv, D]``, dtype and device of q. Query head ``h`` uses KV head ``h // (Hq / Hkv)``.
-        mask: what each row sees; None: everything. Its lengths are those of the tensors, its batch 1 or B, its heads 1,
-            Hkv or Hq, its device theirs. A causal mask is aligned bottom-right: row i sees columns up to ``i + Sk - Sq``.
+        mask: what each row sees, as it is or prepared (:func:`prepare_mask`); None: everything. Its lengths are those of
+            the tensors, its batch 1 or B, its heads 1, Hkv or Hq, its device theirs. A causal mask is aligned bottom-right:
+            row i sees columns up to ``i + Sk - Sq``.
         scale: factor of the scores, finite, default ``1/sqrt(D)``.
-        deterministic: the same bits in every run, gradients included. The reference always is; the flag is for kernels
-            that are faster without.
+        deterministic: the same bits in every run, gradients included. The reference and every forward kernel always are;
+            the flag is for backward kernels that are faster without.
+        implementation: ``auto``: the kernel of the GPU at hand, which refuses what it cannot take; on other devices the
+            reference. ``reference``: plain PyTorch, for any device, dtype and head dim, far slower on a GPU. ``hopper``:
+            the kernel for GPUs of compute capability 9.0, or an error.
         return_lse: return the log-sum-exp too.
 
     Returns:
@@ -89,16 +101,21 @@ def flashmask_attention(
     """
     check_tensors(q, k, v)
     check_no_tangent(q, k, v)
+    prepared = mask if isinstance(mask, PreparedMask) else None
+    mask = mask.mask if isinstance(mask, PreparedMask) else mask
     check_mask(mask, q, k)
     factor = checked_scale(scale, q.shape[3])
     for name, flag in (("deterministic", deterministic), ("return_lse", return_lse)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name} is a {type(flag).__name__}; expected a bool")
+    if implementation not in IMPLEMENTATIONS:
+        raise FM3Error(f"implementation is {implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
     if mask is None:
-        vectors: tuple[Tensor | None, ...] = (None, None, None, None, None)
+        tensors: tuple[Tensor | None, ...] = (None,) * 7
         causal = False
     else:
-        vectors = (mask.lts, mask.lte, mask.uts, mask.ute, mask.block_mask)
+        preparation = None if prepared is None or implementation == "reference" else prepared.current()
+        tensors = (mask.lts, mask.lte, mask.uts, mask.ute, mask.block_mask, *(preparation or (None, None)))
         causal = bool(mask.causal)
-    out, lse = torch.ops.fm3.attention_forward(q, k, v, *vectors, causal, factor, deterministic)
+    out, lse = torch.ops.fm3.attention_forward(q, k, v, *tensors, causal, factor, deterministic, implementation)
     return (out, lse) if return_lse else out

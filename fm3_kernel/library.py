@@ -9,8 +9,6 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from fm3_kernel.build import build
-
 
 class CudaError(RuntimeError):
     """A CUDA call failed; raised where it happened, with CUDA's own name for the fault when torch knows it."""
@@ -23,6 +21,8 @@ def load(name: str) -> ctypes.CDLL:
     Raises:
         BuildError: it cannot be built.
     """
+    from fm3_kernel.build import build  # here, so that `python -m fm3_kernel.build` is not imported before it runs
+
     return ctypes.CDLL(str(build(name).library))
 
 

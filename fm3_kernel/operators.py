@@ -1,9 +1,8 @@
 """The PyTorch operators ``fm3::attention_forward`` and ``fm3::attention_backward``.
 
-They carry a column mask flattened to tensors and numbers through the dispatcher, so that autograd, ``torch.compile``
-and fake tensors work. The schema is fixed; implementations are chosen by device: the reference is registered for every
-device, a kernel for one device overrides it there. Arguments are checked by the public door (``fm3_kernel.attention``),
-not here.
+They carry a column mask, and what was prepared of it, flattened to tensors and numbers through the dispatcher, so that
+autograd, ``torch.compile`` and fake tensors work. The implementation is chosen here, by device and by what the caller asked
+for. Arguments are checked by the public door (``fm3_kernel.attention``); what one implementation asks beyond that, by it.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fm3_kernel import reference
+from fm3_kernel import hopper, reference
 from masks.column_mask import ColumnMask
 
-_MASK = "Tensor? lts, Tensor? lte, Tensor? uts, Tensor? ute, Tensor? block_mask, bool causal"
-_OPTIONS = "float scale, bool deterministic"
+_MASK = "Tensor? lts, Tensor? lte, Tensor? uts, Tensor? ute, Tensor? block_mask, Tensor? bounds, Tensor? order, bool causal"
+_OPTIONS = "float scale, bool deterministic, str implementation"
 
 library = torch.library.Library("fm3", "DEF")
 library.define(f"attention_forward(Tensor q, Tensor k, Tensor v, {_MASK}, {_OPTIONS}) -> (Tensor out, Tensor lse)")
@@ -29,8 +28,8 @@ library.define(
 OptionalTensor = Tensor | None
 
 
-def _mask(q: Tensor, k: Tensor, vectors: tuple[OptionalTensor, ...], causal: bool) -> ColumnMask:
-    lts, lte, uts, ute, block_mask = vectors
+def _mask(q: Tensor, k: Tensor, tensors: tuple[OptionalTensor, ...], causal: bool) -> ColumnMask:
+    lts, lte, uts, ute, block_mask = tensors
     return ColumnMask(lts, lte, uts, ute, block_mask, causal, seqlen_q=q.shape[1], seqlen_k=k.shape[1])
 
 
@@ -43,12 +42,19 @@ def _forward(
     uts: OptionalTensor,
     ute: OptionalTensor,
     block_mask: OptionalTensor,
+    bounds: OptionalTensor,
+    order: OptionalTensor,
     causal: bool,
     scale: float,
     deterministic: bool,
+    implementation: str,
 ) -> tuple[Tensor, Tensor]:
-    # The reference is always deterministic, so the flag has nothing to choose here.
-    return reference.forward(q, k, v, _mask(q, k, (lts, lte, uts, ute, block_mask), causal), scale)
+    # Every forward implementation is deterministic, so the flag has nothing to choose here.
+    mask = _mask(q, k, (lts, lte, uts, ute, block_mask), causal)
+    if implementation == "hopper" or (implementation == "auto" and q.device.type == "cuda" and hopper.is_hopper(q.device)):
+        prepared = None if bounds is None or order is None else hopper.Preparation(bounds, order)
+        return hopper.forward(q, k, v, mask, scale, prepared)
+    return reference.forward(q, k, v, mask, scale)
 
 
 def _backward(
@@ -64,9 +70,12 @@ def _backward(
     uts: OptionalTensor,
     ute: OptionalTensor,
     block_mask: OptionalTensor,
+    bounds: OptionalTensor,
+    order: OptionalTensor,
     causal: bool,
     scale: float,
     deterministic: bool,
+    implementation: str,
     need_q: bool,
     need_k: bool,
     need_v: bool,
@@ -97,22 +106,20 @@ def _fake_backward(
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     # The mask is saved whole: without it the backward would silently be that of another problem. Saved tensors are
     # also version-checked, so a mask changed in place between the passes is an error and not a wrong gradient.
-    ctx.save_for_backward(*inputs[:8], *output)
-    ctx.options = inputs[8:]
+    ctx.save_for_backward(*inputs[:10], *output)
+    ctx.options = inputs[10:]
 
 
 def _attention_backward(ctx: Any, dout: OptionalTensor, dlse: OptionalTensor) -> tuple[OptionalTensor, ...]:
-    q, k, v, lts, lte, uts, ute, block_mask, out, lse = ctx.saved_tensors
-    causal, scale, deterministic = ctx.options
+    q, k, v, *mask, out, lse = ctx.saved_tensors
     needs = tuple(ctx.needs_input_grad[:3])
     grads: tuple[OptionalTensor, ...] = (None, None, None)
     if any(needs) and not (dout is None and dlse is None):
         if dout is None:
             dout = torch.zeros_like(out)
-        vectors = (lts, lte, uts, ute, block_mask)
-        found = torch.ops.fm3.attention_backward(dout, dlse, q, k, v, out, lse, *vectors, causal, scale, deterministic, *needs)
+        found = torch.ops.fm3.attention_backward(dout, dlse, q, k, v, out, lse, *mask, *ctx.options, *needs)
         grads = tuple(grad if need else None for grad, need in zip(found, needs, strict=True))
-    return (*grads, *(None,) * 8)
+    return (*grads, *(None,) * 11)
 
 
 def _no_double_backward(ctx: Any, *grads: OptionalTensor) -> tuple[None, ...]:

@@ -15,7 +15,7 @@ from masks.column_mask import ColumnMask
 from masks.documents import Document
 from masks.families import FAMILIES, build_mask
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass
@@ -59,7 +59,7 @@ def make_mask(problem: Problem, device: str) -> ColumnMask:
 def make_inputs(problem: Problem, device: str) -> Inputs:
     """Standard normal tensors from the problem's seed."""
     generator = torch.Generator(device=device).manual_seed(problem.seed)
-    dtype = _DTYPES[problem.dtype]
+    dtype = DTYPES[problem.dtype]
 
     def draw(heads: int) -> Tensor:
         shape = (problem.batch, problem.seqlen, heads, problem.head_dim)

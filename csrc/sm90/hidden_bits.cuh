@@ -5,9 +5,6 @@
 // rows in two words: one predicate an element, moved seven at a time, and one select, whatever the mask is.
 #pragma once
 
-#include "../common/tile_class.h"
-#include "forward_args.h"
-#include "ptx/mbarrier.cuh"
 #include "tiles.cuh"
 
 namespace fm3 {
@@ -69,22 +66,22 @@ struct BitRole {
     __device__ __forceinline__ void write(const WorkItem& work, int column_tile) {
         static_assert(kM == 128);
         const int lane = threadIdx.x % 32, r0 = work.row_tile * kM;
-        const int mask_head = work.head / (args.heads / args.mask_heads);
-        const int64_t base = work.item * args.vector_batch_stride + mask_head * args.vector_head_stride;
+        const int64_t* strides = args.mask.vector_strides;
+        const int64_t base = work.item * strides[0] + mask_head(args, work) * strides[1];
         ptx::wait(&ring.empty[at.stage], at.parity ^ 1);
         auto& words = ring.tile[at.stage].words;
 #pragma unroll 1
         for (int quarter = 0; quarter < 4; ++quarter) {
             const int column = column_tile * kN + lane / 2 * 8 + quarter * 2 + lane % 2;
-            Interval a{0, args.rows}, b{0, 0};  // no such column: all rows
-            if (lane < kN / 4 && column < args.columns) {
-                const int64_t from = base + column;
-                a = {load(args.lts, from, 0), load(args.lte, from, args.lts != nullptr ? args.rows : 0)};
-                b = {load(args.uts, from, 0), load(args.ute, from, 0)};
-                if (args.causal) b.end = (column - args.columns) + args.rows;
+            Interval a{0, args.mask.rows}, b{0, 0};  // no such column: all rows
+            if (lane < kN / 4 && column < args.mask.columns) {
+                const int64_t from = base + column * strides[2];
+                a = {load(args.mask.lts, from, 0), load(args.mask.lte, from, args.mask.lts != nullptr ? args.mask.rows : 0)};
+                b = {load(args.mask.uts, from, 0), load(args.mask.ute, from, 0)};
+                if (args.mask.causal) b.end = (column - args.mask.columns) + args.mask.rows;
             }
-            a = clipped(a.start, a.end, args.rows);
-            b = clipped(b.start, b.end, args.rows);
+            a = clipped(a.start, a.end, args.mask.rows);
+            b = clipped(b.start, b.end, args.mask.rows);
 #pragma unroll
             for (int g = 0; g < kM / 32; ++g) {
                 const int r = r0 + 32 * g;

@@ -14,10 +14,10 @@ cudaError_t launch_forward(const Fm3ForwardArgs& args, cudaStream_t stream) {
     };
     typename F::Maps maps;
     const bool bf16 = args.bf16 != 0;
-    cudaError_t error = encode(&maps.q, view(args.q, args.q_strides, args.rows, args.heads), bf16, F::kM, F::kChunks);
-    if (error == cudaSuccess) error = encode(&maps.k, view(args.k, args.k_strides, args.columns, args.kv_heads), bf16, F::kN, F::kChunks);
-    if (error == cudaSuccess) error = encode(&maps.v, view(args.v, args.v_strides, args.columns, args.kv_heads), bf16, F::kN, F::kChunks);
-    if (error == cudaSuccess) error = encode(&maps.out, view(args.out, args.out_strides, args.rows, args.heads), bf16, 64, 1);
+    cudaError_t error = encode(&maps.q, view(args.q, args.q_strides, args.mask.rows, args.heads), bf16, F::kM, F::kChunks);
+    if (error == cudaSuccess) error = encode(&maps.k, view(args.k, args.k_strides, args.mask.columns, args.kv_heads), bf16, F::kN, F::kChunks);
+    if (error == cudaSuccess) error = encode(&maps.v, view(args.v, args.v_strides, args.mask.columns, args.kv_heads), bf16, F::kN, F::kChunks);
+    if (error == cudaSuccess) error = encode(&maps.out, view(args.out, args.out_strides, args.mask.rows, args.heads), bf16, 64, 1);
     if (error != cudaSuccess) return error;
 
     constexpr int kBytes = int(sizeof(typename F::Shared)) + 1024;
@@ -25,7 +25,7 @@ cudaError_t launch_forward(const Fm3ForwardArgs& args, cudaStream_t stream) {
     const auto kernel = forward<kHeadDim, T>;
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
-    const long long work = (long long)((args.rows + F::kM - 1) / F::kM) * args.heads * args.batch;
+    const long long work = (long long)((args.mask.rows + F::kM - 1) / F::kM) * args.heads * args.batch;
     const int blocks = int(work < args.multiprocessors ? work : args.multiprocessors);
     kernel<<<blocks, F::kThreads, kBytes, stream>>>(args, maps);
     return cudaGetLastError();

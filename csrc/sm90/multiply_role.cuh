@@ -112,9 +112,9 @@ struct MultiplyRole {
             const float sum = quad_sum(softmax.sum[h]);
             inverse[h] = sum > 0.f ? 1.f / sum : 0.f;
             const int row = work.row_tile * F::kM + warpgroup * 64 + 16 * warp + lane / 4 + 8 * h;
-            if (lane % 4 == 0 && row < args.rows) {
+            if (lane % 4 == 0 && row < args.mask.rows) {
                 const float lse = sum > 0.f ? softmax.base[h] * args.scale + logf(sum) : -INFINITY;
-                args.lse[(int64_t(work.item) * args.heads + work.head) * args.rows + row] = lse;
+                args.lse[(int64_t(work.item) * args.heads + work.head) * args.mask.rows + row] = lse;
             }
         }
         T* tile = shared.q[stage];

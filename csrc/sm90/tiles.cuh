@@ -6,8 +6,7 @@
 
 #include <cmath>
 
-#include "../common/tile_class.h"
-#include "forward_args.h"
+#include "prepared.cuh"
 #include "ptx/mbarrier.cuh"
 
 namespace fm3 {
@@ -31,10 +30,8 @@ struct ListRing {
     int tiles[kPieces][32];  // column tile * 2 + partial
 };
 
-// Index of the mask that a head of a batch item uses.
-__device__ __forceinline__ int64_t mask_of(const Fm3ForwardArgs& args, const WorkItem& work) {
-    const int mask_head = work.head / (args.heads / args.mask_heads);
-    return (args.mask_batch > 1 ? int64_t(work.item) * args.mask_heads : 0) + mask_head;
+__device__ __forceinline__ int mask_head(const Fm3ForwardArgs& args, const WorkItem& work) {
+    return work.head / (args.heads / args.mask.heads);
 }
 
 // Batch outermost, then groups of heads whose keys and values fit the L2 cache together, in them the heaviest row tiles
@@ -47,7 +44,10 @@ __device__ __forceinline__ WorkItem decode(const Fm3ForwardArgs& args, unsigned 
     const unsigned members = min(unsigned(args.heads_together), args.heads - first_head);
     const unsigned rank = in_group / members, head = first_head + in_group - rank * members;
     WorkItem work{int(item), int(head), int(row_tiles - 1 - rank)};
-    if (args.order != nullptr) work.row_tile = __ldg(args.order + mask_of(args, work) * row_tiles + rank);
+    if (args.mask.order != nullptr) {
+        const int64_t mask = prepared_index(args.mask, work.item, mask_head(args, work));
+        work.row_tile = __ldg(args.mask.order + mask * row_tiles + rank);
+    }
     return work;
 }
 
@@ -68,24 +68,22 @@ struct MaskRole {
     }
 
     __device__ __forceinline__ TileClass classify_tile(const WorkItem& work, const int4* bounds, int tile) const {
-        const int r0 = work.row_tile * kM, r1 = min(r0 + kM, args.rows);
-        const int c0 = tile * kN, c1 = min(c0 + kN, args.columns);
-        BlockBounds b{args.rows, args.rows, 0, 0, args.rows, args.rows, 0, 0};
-        if (args.bounds != nullptr) {
-            const int4 lower = __ldg(bounds + 2 * tile), upper = __ldg(bounds + 2 * tile + 1);
-            b = {lower.x, lower.y, lower.z, lower.w, upper.x, upper.y, upper.z, upper.w};
-        }
-        TileClass kind = classify(b, r0, r1, c0, c1, args.causal != 0, args.columns - args.rows);
+        const int r0 = work.row_tile * kM, r1 = min(r0 + kM, args.mask.rows);
+        const int c0 = tile * kN, c1 = min(c0 + kN, args.mask.columns);
+        BlockBounds b{args.mask.rows, args.mask.rows, 0, 0, args.mask.rows, args.mask.rows, 0, 0};
+        if (args.mask.bounds != nullptr) b = load_bounds(bounds + 2 * bounds_of<kN>(tile));
+        TileClass kind = classify(b, r0, r1, c0, c1, args.mask.causal != 0, args.mask.columns - args.mask.rows);
         if (kind == kFull && c1 - c0 < kN) kind = kPartial;  // columns that do not exist must be hidden
-        if (args.block_mask != nullptr && kind != kSkipped && !kept(work, c0)) kind = kSkipped;
+        if (args.mask.block_mask != nullptr && kind != kSkipped && !kept(work, c0)) kind = kSkipped;
         return kind;
     }
 
     // All live tiles of one row tile.
     __device__ __forceinline__ void list(const WorkItem& work) {
         const int lane = threadIdx.x % 32;
-        const int column_tiles = (args.columns + kN - 1) / kN;
-        const int4* bounds = reinterpret_cast<const int4*>(args.bounds) + mask_of(args, work) * column_tiles * 2;
+        const int column_tiles = ceil_div(args.mask.columns, kN);
+        const int64_t mask = prepared_index(args.mask, work.item, mask_head(args, work));
+        const int4* bounds = reinterpret_cast<const int4*>(args.mask.bounds) + mask * ceil_div(args.mask.columns, kBlock) * 6;
         int count = 0;
         bool first = true;
 #pragma unroll 1
@@ -110,29 +108,28 @@ struct MaskRole {
         }
     }
 
-    // The keep bit of the 128 x 128 tile that holds (row tile, column c0); row tiles are 128 rows.
+    // The keep bit of the block that holds (row tile, column c0).
     __device__ __forceinline__ bool kept(const WorkItem& work, int c0) const {
-        const int mask_head = work.head / (args.heads / args.mask_heads);
-        const int bytes = ((args.columns + 127) / 128 + 7) / 8, tile = c0 / 128;
-        const uint8_t* row = args.block_mask + work.item * args.block_batch_stride + mask_head * args.block_head_stride;
+        const int bytes = (ceil_div(args.mask.columns, kBlock) + 7) / 8, tile = c0 / kBlock;
+        const uint8_t* row = args.mask.block_mask + work.item * args.mask.block_strides[0] + mask_head(args, work) * args.mask.block_strides[1];
         return (row[int64_t(work.row_tile) * bytes + tile / 8] >> (tile % 8)) & 1;
     }
 
     // Rows without a key: output 0, LSE -inf.
-    __device__ __noinline__ void fill_empty(const WorkItem& work) const {
-        const int lane = threadIdx.x % 32, r0 = work.row_tile * kM, r1 = min(r0 + kM, args.rows);
+    __device__ __forceinline__ void fill_empty(const WorkItem& work) const {
+        const int lane = threadIdx.x % 32, r0 = work.row_tile * kM, r1 = min(r0 + kM, args.mask.rows);
         T* out = static_cast<T*>(args.out) + work.item * args.out_strides[0] + work.head * args.out_strides[2];
         constexpr int kUnits = kD / 8;  // of 16 bytes a row
         for (int i = lane; i < (r1 - r0) * kUnits; i += 32) {
             reinterpret_cast<int4*>(out + (r0 + i / kUnits) * args.out_strides[1])[i % kUnits] = int4{0, 0, 0, 0};
         }
-        float* lse = args.lse + (int64_t(work.item) * args.heads + work.head) * args.rows;
+        float* lse = args.lse + (int64_t(work.item) * args.heads + work.head) * args.mask.rows;
         for (int row = r0 + lane; row < r1; row += 32) lse[row] = -INFINITY;
     }
 
     __device__ void run() {
         const int lane = threadIdx.x % 32;
-        const unsigned row_tiles = (args.rows + kM - 1) / kM;
+        const unsigned row_tiles = ceil_div(args.mask.rows, kM);
         const unsigned total = row_tiles * args.heads * args.batch;
         for (;;) {
             unsigned index = 0;

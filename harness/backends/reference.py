@@ -30,4 +30,4 @@ class Reference(Backend):
 
     def prepare(self, problem: Problem, mask: ColumnMask) -> Attend:
         """Nothing to prepare: the class map is part of the call."""
-        return lambda q, k, v: flashmask_attention(q, k, v, mask, return_lse=True)
+        return lambda q, k, v: flashmask_attention(q, k, v, mask, implementation="reference", return_lse=True)

@@ -14,7 +14,7 @@ import torch
 from dense_reference import actual, assert_close, expected, run, tensors
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from fm3_kernel import FM3Error, flashmask_attention, reference
+from fm3_kernel import FM3Error, flashmask_attention, prepare_mask, reference
 from masks.column_mask import ColumnMask
 
 
@@ -56,6 +56,12 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"q": zeros(2, 6, 3, 4)}, FM3Error, "q has 3 heads, k and v have 2"),
     ({"q": zeros(2, 6, 0, 4)}, FM3Error, "q has 0 heads, k and v have 2"),
     ({"k": zeros(2, 8, 0, 4), "v": zeros(2, 8, 0, 4)}, FM3Error, "q has 4 heads, k and v have 0"),
+    ({"implementation": "fast"}, FM3Error, "implementation is 'fast'; allowed: auto, hopper, reference"),
+    (
+        {"implementation": "hopper"},
+        FM3Error,
+        r"the tensors are on cpu; the Hopper kernel needs a GPU of compute capability 9\.0",
+    ),
     ({"mask": "causal"}, TypeError, "mask is a str; expected a masks.column_mask.ColumnMask"),
     ({"mask": mask_of(rows=7)}, FM3Error, "seqlen_q=7, the tensors have 6"),
     ({"mask": mask_of(columns=9)}, FM3Error, "seqlen_k=9, the tensors have 8"),
@@ -261,11 +267,27 @@ def test_interleaved_mask_vectors() -> None:
         assert torch.equal(a, b)
 
 
+# -- prepared masks -----------------------------------------------------------------------------------------------
+
+
+def test_a_prepared_mask_stands_for_its_mask_until_it_is_written() -> None:
+    q, k, v, *_ = tensors(1, 20, 20)
+    mask = random_mask(20, 0)
+    prepared = prepare_mask(mask)
+    assert torch.equal(flashmask_attention(q, k, v, prepared), flashmask_attention(q, k, v, mask))
+    assert mask.lts is not None
+    mask.lts.clamp_(max=3)
+    with pytest.raises(FM3Error, match=r"lts was changed in place after prepare_mask\(\)"):
+        flashmask_attention(q, k, v, prepared)
+    with pytest.raises(TypeError, match="mask is a str"):
+        prepare_mask("causal")  # type: ignore[arg-type]
+
+
 # -- operator, fake tensors, compile (kind P) ---------------------------------------------------------------------
 
 
 def flat(mask: ColumnMask) -> tuple[Any, ...]:
-    return mask.lts, mask.lte, mask.uts, mask.ute, mask.block_mask, mask.causal, 0.5, False
+    return mask.lts, mask.lte, mask.uts, mask.ute, mask.block_mask, None, None, mask.causal, 0.5, False, "auto"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fm3_kernel import hopper, reference
+from fm3_kernel import flashmask_attention, hopper, prepare_mask, reference
 from masks.column_mask import ColumnMask
 from masks.documents import documents_from_lengths
 from masks.families import FAMILIES, build_mask
@@ -18,22 +18,22 @@ from masks.families import FAMILIES, build_mask
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_arguments_have_the_layout_of_the_header(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "structure"), [("Fm3ForwardArgs", hopper.ForwardArgs), ("Fm3Mask", hopper.MaskArgs)])
+def test_the_arguments_have_the_layout_of_the_header(name: str, structure: type[ctypes.Structure], tmp_path: Path) -> None:
     """Offsets and size of the structure as the C++ compiler sees them."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     assert compiler is not None
-    names = [field[0] for field in hopper.ForwardArgs._fields_]
-    lines = "".join(f'std::printf("%zu\\n", offsetof(Fm3ForwardArgs, {name}));\n' for name in names)
+    fields = [field[0] for field in structure._fields_]
+    lines = "".join(f'std::printf("%zu\\n", offsetof({name}, {field}));\n' for field in fields)
     source = tmp_path / "offsets.cpp"
     source.write_text(
         "#include <cstddef>\n#include <cstdio>\n"
-        f'#include "forward_args.h"\nint main() {{\n{lines}std::printf("%zu\\n", sizeof(Fm3ForwardArgs));\n}}\n'
+        f'#include "forward_args.h"\nint main() {{\n{lines}std::printf("%zu\\n", sizeof({name}));\n}}\n'
     )
     program = tmp_path / "offsets"
     subprocess.run([compiler, "-std=c++17", f"-I{ROOT / 'csrc' / 'sm90'}", str(source), "-o", str(program)], check=True)
     printed = [int(line) for line in subprocess.run([program], check=True, capture_output=True, text=True).stdout.split()]
-    expected = [getattr(hopper.ForwardArgs, name).offset for name in names] + [ctypes.sizeof(hopper.ForwardArgs)]
-    assert printed == expected
+    assert printed == [getattr(structure, field).offset for field in fields] + [ctypes.sizeof(structure)]
 
 
 def compare(
@@ -56,15 +56,15 @@ def compare(
     if rise:
         q[..., 0] = 8
         k[..., 0] = (torch.linspace(0, rise / 8, mask.seqlen_k, device="cuda")[None, :, None]).to(dtype)
-    work = torch.zeros(2, dtype=torch.int32, device="cuda")
-    out, lse = hopper.forward(q, k, v, hopper.prepare(mask, head_dim), scale, work)
+    out, lse = flashmask_attention(q, k, v, mask, scale=scale, return_lse=True)
     exact, exact_lse = reference.forward(q.float(), k.float(), v.float(), mask, scale)
-    assert work.tolist() == [0, 0]
     torch.testing.assert_close(lse, exact_lse, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(out.float(), exact, rtol=0, atol=2e-2 if dtype == torch.bfloat16 else 4e-3)
     assert bool((out[(exact_lse == -torch.inf).transpose(1, 2)] == 0).all())
-    again, _ = hopper.forward(q, k, v, hopper.prepare(mask, head_dim), scale, work)
+    again, lse_again = flashmask_attention(q, k, v, prepare_mask(mask), scale=scale, return_lse=True)
     assert torch.equal(out, again)
+    assert torch.equal(lse, lse_again)
+    assert all(not bool(zeros.any()) for zeros in hopper._workspaces.values())
 
 
 @pytest.mark.hopper

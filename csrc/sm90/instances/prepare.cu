@@ -1,63 +1,121 @@
-// Preparing a mask for the kernels: minimum and maximum of each vector over every block of columns.
+// Preparing a mask for the kernels: bounds of the vectors over blocks of columns, and the order of the row tiles.
 //
-// One warp a block, one launch, O(columns) memory. Runs again whenever the vectors' contents change; nothing here waits
-// for the host.
+// One launch, O(columns) memory, nothing waits for the host. A warp takes 128 columns; the last block of a mask then sees
+// all its bounds, weighs every row tile and ranks them. Runs again whenever the vectors' contents change.
 #include <cuda_runtime.h>
 
-#include <cstdint>
-
-#include "../../common/tile_class.h"
+#include "../prepared.cuh"
 
 namespace fm3 {
 namespace {
 
+constexpr int kWarps = 8;
+constexpr int kFullCost = 2, kPartialCost = 3;  // of a tile, relative
+
+__device__ __forceinline__ BlockBounds none(int rows) { return {rows, 0, rows, 0, rows, 0, rows, 0}; }
+
+__device__ __forceinline__ BlockBounds both(const BlockBounds& a, const BlockBounds& b) {
+    return {min(a.lts_min, b.lts_min), max(a.lts_max, b.lts_max), min(a.lte_min, b.lte_min), max(a.lte_max, b.lte_max),
+            min(a.uts_min, b.uts_min), max(a.uts_max, b.uts_max), min(a.ute_min, b.ute_min), max(a.ute_max, b.ute_max)};
+}
+
 __device__ __forceinline__ int lowest(int x) { return __reduce_min_sync(~0u, x); }
 __device__ __forceinline__ int highest(int x) { return __reduce_max_sync(~0u, x); }
 
-// Vectors int32 [masks][columns] with a stride between masks, absent ones null; bounds int32 [masks][tiles][8].
-__global__ void __launch_bounds__(128) column_bounds(
-    const int* lts, const int* lte, const int* uts, const int* ute, int64_t stride, int rows, int columns, int tile, int tiles,
-    int64_t blocks, int* bounds) {
-    const int lane = threadIdx.x % 32;
-    const int64_t block = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
-    if (block >= blocks) return;
-    const int64_t mask = block / tiles;
-    const int first = int(block % tiles) * tile, last = min(first + tile, columns);
-    BlockBounds b{rows, 0, rows, 0, rows, 0, rows, 0};
-    for (int j = first + lane; j < last; j += 32) {
-        const int64_t at = mask * stride + j;
-        const Interval lower = clipped(
-            lts != nullptr ? lts[at] : 0, lte != nullptr ? lte[at] : (lts != nullptr ? rows : 0), rows);
-        const Interval upper = clipped(uts != nullptr ? uts[at] : 0, ute != nullptr ? ute[at] : 0, rows);
-        b.lts_min = min(b.lts_min, lower.start);
-        b.lts_max = max(b.lts_max, lower.start);
-        b.lte_min = min(b.lte_min, lower.end);
-        b.lte_max = max(b.lte_max, lower.end);
-        b.uts_min = min(b.uts_min, upper.start);
-        b.uts_max = max(b.uts_max, upper.start);
-        b.ute_min = min(b.ute_min, upper.end);
-        b.ute_max = max(b.ute_max, upper.end);
+__device__ __forceinline__ BlockBounds of_warp(const BlockBounds& b) {
+    return {lowest(b.lts_min), highest(b.lts_max), lowest(b.lte_min), highest(b.lte_max),
+            lowest(b.uts_min), highest(b.uts_max), lowest(b.ute_min), highest(b.ute_max)};
+}
+
+__device__ __forceinline__ void store(int4* record, const BlockBounds& b) {
+    record[0] = int4{b.lts_min, b.lts_max, b.lte_min, b.lte_max};
+    record[1] = int4{b.uts_min, b.uts_max, b.ute_min, b.ute_max};
+}
+
+__device__ __forceinline__ int load(const int* vector, int64_t at, int absent) { return vector != nullptr ? vector[at] : absent; }
+
+__device__ __forceinline__ BlockBounds of_column(const Fm3Mask& m, int64_t at) {
+    const Interval a = clipped(load(m.lts, at, 0), load(m.lte, at, m.lts != nullptr ? m.rows : 0), m.rows);
+    const Interval b = clipped(load(m.uts, at, 0), load(m.ute, at, 0), m.rows);
+    return {a.start, a.start, a.end, a.end, b.start, b.start, b.end, b.end};
+}
+
+// The row tiles of one mask by falling cost, the later one first among equals. By all threads of a block.
+__device__ void rank(const Fm3Mask& m, const int4* bounds, int* order, int* costs) {
+    const int row_tiles = ceil_div(m.rows, kBlock), column_tiles = ceil_div(m.columns, kBlock);
+    for (int r = threadIdx.x; r < row_tiles; r += blockDim.x) {
+        const int r0 = r * kBlock, r1 = min(r0 + kBlock, m.rows);
+        int cost = 0;
+        for (int c = 0; c < column_tiles; ++c) {
+            const BlockBounds b = load_bounds(bounds + 2 * bounds_of<kBlock>(c));
+            const TileClass kind =
+                classify(b, r0, r1, c * kBlock, min((c + 1) * kBlock, m.columns), m.causal != 0, m.columns - m.rows);
+            cost += kind == kFull ? kFullCost : kind == kPartial ? kPartialCost : 0;
+        }
+        costs[r] = cost;
     }
-    const int4 low{lowest(b.lts_min), highest(b.lts_max), lowest(b.lte_min), highest(b.lte_max)};
-    const int4 high{lowest(b.uts_min), highest(b.uts_max), lowest(b.ute_min), highest(b.ute_max)};
-    if (lane == 0) {
-        reinterpret_cast<int4*>(bounds)[2 * block] = low;
-        reinterpret_cast<int4*>(bounds)[2 * block + 1] = high;
+    __syncthreads();
+    for (int r = threadIdx.x; r < row_tiles; r += blockDim.x) {
+        const int mine = costs[r];
+        int before = 0;
+        for (int other = 0; other < row_tiles; ++other) before += costs[other] > mine || (costs[other] == mine && other > r);
+        order[before] = r;
     }
+}
+
+// `parts` blocks of kWarps * 128 columns a mask, `heads` masks a batch item. `tickets` are zeroed ints, one a mask, and left
+// zeroed.
+__global__ void __launch_bounds__(32 * kWarps, 2) prepare(
+    const __grid_constant__ Fm3Mask m, int parts, int heads, int* bounds, int* order, int* tickets) {
+    extern __shared__ int costs[];
+    __shared__ bool last;
+    const int lane = threadIdx.x % 32, blocks = ceil_div(m.columns, kBlock);
+    const int mask = blockIdx.x / parts, block = blockIdx.x % parts * kWarps + threadIdx.x / 32;
+    int4* mine = reinterpret_cast<int4*>(bounds) + int64_t(mask) * blocks * 6;
+    if (block < blocks) {
+        const int64_t base = mask / heads * m.vector_strides[0] + mask % heads * m.vector_strides[1];
+        BlockBounds half[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            BlockBounds b = none(m.rows);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int column = block * kBlock + h * 64 + i * 32 + lane;
+                if (column < m.columns) b = both(b, of_column(m, base + column * m.vector_strides[2]));
+            }
+            half[h] = of_warp(b);
+        }
+        if (lane == 0) {
+            store(mine + 6 * block, both(half[0], half[1]));
+            store(mine + 6 * block + 2, half[0]);
+            store(mine + 6 * block + 4, half[1]);
+        }
+    }
+    if (order == nullptr) return;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(tickets + mask, 1) == parts - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    rank(m, mine, order + int64_t(mask) * ceil_div(m.rows, kBlock), costs);
+    if (threadIdx.x == 0) tickets[mask] = 0;
 }
 
 }  // namespace
 }  // namespace fm3
 
-// Returns a cudaError_t. `stride`: elements between the vectors of two masks.
-extern "C" __attribute__((visibility("default"))) int fm3_column_bounds(
-    const int* lts, const int* lte, const int* uts, const int* ute, int64_t stride, int masks, int rows, int columns, int tile,
-    int* bounds, void* stream) {
-    const int tiles = (columns + tile - 1) / tile;
-    const int64_t blocks = int64_t(masks) * tiles;
-    if (blocks == 0) return 0;
-    const int64_t grid = (blocks + 3) / 4;
-    fm3::column_bounds<<<unsigned(grid), 128, 0, static_cast<cudaStream_t>(stream)>>>(
-        lts, lte, uts, ute, stride, rows, columns, tile, tiles, blocks, bounds);
+// Returns a cudaError_t. `batch` and `heads` are the vectors' own; bounds int32 [batch][heads][blocks of 128 columns][3][8],
+// order int32 [batch][heads][row tiles] or null.
+extern "C" __attribute__((visibility("default"))) int fm3_prepare(
+    const Fm3Mask* mask, int batch, int heads, int* bounds, int* order, int* tickets, void* stream) {
+    const int parts = fm3::ceil_div(fm3::ceil_div(mask->columns, fm3::kBlock), fm3::kWarps);
+    const int row_tiles = fm3::ceil_div(mask->rows, fm3::kBlock);
+    const int64_t grid = int64_t(parts) * heads * batch;
+    if (grid == 0) return 0;
+    if (grid > INT32_MAX) return int(cudaErrorInvalidConfiguration);
+    if (row_tiles > fm3::kMostOrdered) order = nullptr;
+    fm3::prepare<<<unsigned(grid), 32 * fm3::kWarps, order == nullptr ? 0 : row_tiles * sizeof(int), static_cast<cudaStream_t>(stream)>>>(
+        *mask, parts, heads, bounds, order, tickets);
     return int(cudaGetLastError());
 }

@@ -1,0 +1,52 @@
+"""This project's kernel for Hopper GPUs."""
+
+from __future__ import annotations
+
+import torch
+
+from fm3_kernel import flashmask_attention, hopper, prepare_mask
+from fm3_kernel.build import BuildError, build
+from harness.backends.base import Attend, Availability, Backend, torch_version
+from harness.cases import Problem
+from harness.inputs import DTYPES
+from masks.column_mask import ColumnMask
+
+
+class Fm3(Backend):
+    """``flashmask_attention`` by the Hopper kernel, on a prepared mask, as a model with several layers would call it."""
+
+    name = "fm3"
+    title = "FM3"
+    layout = "bshd"
+    sources = (
+        "csrc/common",
+        "csrc/sm90",
+        *(f"fm3_kernel/{name}.py" for name in ("attention", "build", "hopper", "operators", "prepare")),
+    )
+
+    def probe(self, device: str) -> Availability:
+        """A Hopper GPU, and the kernels built or a compiler to build them."""
+        if device != "cuda":
+            return Availability(False, reason="needs an NVIDIA Hopper GPU", install="run on a machine with an H100 or H200")
+        if not hopper.is_hopper(torch.device("cuda", torch.cuda.current_device())):
+            return Availability(False, reason=f"no kernel for {torch.cuda.get_device_name()}", install="run on an H100 or H200")
+        try:
+            build("prepare")
+        except BuildError as error:
+            return Availability(False, reason=str(error).splitlines()[0], install="pip install 'flashmask3[build]'")
+        return Availability(True, f"sm_90a, torch {torch_version()}")
+
+    def unsupported(self, problem: Problem, mask: ColumnMask, pass_: str, device: str) -> str | None:
+        """Forward only so far, 16-bit inputs, three head dims."""
+        if pass_ != "forward":
+            return "the Hopper backward kernel does not exist yet"
+        if DTYPES[problem.dtype] not in hopper.DTYPES:
+            return f"takes bfloat16 and float16, not {problem.dtype}"
+        if problem.head_dim not in hopper.HEAD_DIMS:
+            return f"takes head dims {', '.join(map(str, hopper.HEAD_DIMS))}, not {problem.head_dim}"
+        return None
+
+    def prepare(self, problem: Problem, mask: ColumnMask) -> Attend:
+        """Bounds and order of the mask."""
+        prepared = prepare_mask(mask)
+        return lambda q, k, v: flashmask_attention(q, k, v, prepared, implementation="hopper", return_lse=True)
