@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(Forward<kHeadDim, T>::kThreads, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < F::kQueryStages; ++i) {
             ptx::barrier_init(&shared.q_full[i], 1);
-            ptx::barrier_init(&shared.q_empty[i], F::kWarpgroups);
+            ptx::barrier_init(&shared.q_empty[i], 4 * F::kWarpgroups);
         }
         for (int i = 0; i < F::kStages; ++i) {
             ptx::barrier_init(&shared.k_full[i], 1);

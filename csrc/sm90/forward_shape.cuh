@@ -28,12 +28,8 @@ struct Forward {
     static constexpr int kKeyBytes = kN * kD * int(sizeof(T));
 
     // The split at which no role spills (ptxas 13.0); 128 * (first + warpgroups * second) must fit 65,536 registers.
-    static constexpr int kLoadRegisters = 72;
-    static constexpr int kMultiplyRegisters = 216;
-
-    // Named barriers; 0 is __syncthreads.
-    static constexpr int kTurn = 1;                    // + warpgroup: its turn at the matrix units
-    static constexpr int kTogether = 1 + kWarpgroups;  // + warpgroup: its own 128 threads
+    static constexpr int kLoadRegisters = 56;
+    static constexpr int kMultiplyRegisters = 224;
 
     struct __align__(1024) Shared {
         T q[kQueryStages][kM * kD];

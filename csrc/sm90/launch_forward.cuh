@@ -17,7 +17,7 @@ cudaError_t launch_forward(const Fm3ForwardArgs& args, cudaStream_t stream) {
     cudaError_t error = encode(&maps.q, view(args.q, args.q_strides, args.mask.rows, args.heads), bf16, F::kM, F::kChunks);
     if (error == cudaSuccess) error = encode(&maps.k, view(args.k, args.k_strides, args.mask.columns, args.kv_heads), bf16, F::kN, F::kChunks);
     if (error == cudaSuccess) error = encode(&maps.v, view(args.v, args.v_strides, args.mask.columns, args.kv_heads), bf16, F::kN, F::kChunks);
-    if (error == cudaSuccess) error = encode(&maps.out, view(args.out, args.out_strides, args.mask.rows, args.heads), bf16, 64, 1);
+    if (error == cudaSuccess) error = encode(&maps.out, view(args.out, args.out_strides, args.mask.rows, args.heads), bf16, 16, 1);
     if (error != cudaSuccess) return error;
 
     constexpr int kBytes = int(sizeof(typename F::Shared)) + 1024;

@@ -2,8 +2,8 @@
 //
 // The key tiles of all row tiles form one stream. A step multiplies the queries with the keys of one tile and the
 // probabilities with the values of the tile before, and runs the softmax of the first product beside the second. Where a
-// row tile ends, the first product already belongs to the next one, so that a short list costs no start and no drain. The
-// two warpgroups take turns at issuing products: one multiplies while the other exponentiates.
+// row tile ends, the first product already belongs to the next one, so that a short list costs no start and no drain.
+// The two warpgroups know nothing of each other; that one multiplies while the other exponentiates comes by itself.
 #pragma once
 
 #include <cmath>
@@ -36,9 +36,6 @@ struct MultiplyRole {
         Softmax softmax;
         bool seen;  // every row of this warp has seen a column
     };
-
-    __device__ __forceinline__ void take_turn() { ptx::named_sync(F::kTurn + warpgroup, 128 * F::kWarpgroups); }
-    __device__ __forceinline__ void pass_turn() { ptx::named_arrive(F::kTurn + (warpgroup ^ 1), 128 * F::kWarpgroups); }
 
     // Waits for the next key tile; its flags.
     __device__ __forceinline__ int next_tile() {
@@ -92,14 +89,14 @@ struct MultiplyRole {
     // The query buffer goes back once the store out of it has read it, which nobody waits for earlier than needed.
     __device__ __forceinline__ void settle_store() {
         if (stored < 0) return;
-        if (threadIdx.x % 128 == 0) {
+        if (threadIdx.x % 32 == 0) {
             ptx::store_wait_read();
             ptx::arrive(&shared.q_empty[stored]);
         }
         stored = -1;
     }
 
-    // The output leaves through the queries' own buffer, which this warpgroup has finished reading.
+    // The output leaves through the queries' own buffer: every warp stores its 16 rows, which nobody else reads.
     __device__ __forceinline__ void store(float (&o)[kD / 2], const Softmax& softmax, int stage) {
         int thread = threadIdx.x % 128;
         // Opaque on purpose: the addresses below are the same for every row tile, and kept in registers they would spill.
@@ -135,12 +132,13 @@ struct MultiplyRole {
                          : "memory");
         }
         ptx::fence_async_proxy();
-        ptx::named_sync(F::kTogether + warpgroup, 128);
-        if (thread == 0) {
+        __syncwarp();
+        if (lane == 0) {
+            const int first = warpgroup * 64 + 16 * warp;  // of this warp's rows
 #pragma unroll 1
             for (int chunk = 0; chunk < F::kChunks; ++chunk) {
-                const T* from = tile + chunk * F::kM * 64 + warpgroup * 64 * 64;
-                ptx::tma_store(&maps.out, from, work.row_tile * F::kM + warpgroup * 64, chunk, work.head, work.item);
+                const T* from = tile + chunk * F::kM * 64 + first * 64;
+                ptx::tma_store(&maps.out, from, work.row_tile * F::kM + first, chunk, work.head, work.item);
             }
             ptx::store_commit();
         }
@@ -152,18 +150,18 @@ struct MultiplyRole {
     __device__ __forceinline__ void scores_again(float (&s)[kN / 2]) {
         const int lane = threadIdx.x % 32, row = warpgroup * 64 + threadIdx.x % 128 / 32 * 16;
 #pragma unroll
-        for (int i = 0; i < kN / 2; ++i) s[i] = 0.f;
-#pragma unroll 1
-        for (int d = 0; d < kD; d += 16) {
-            // Rows of a swizzled tile: the 16 bytes at column c of row r lie at c/8 ^ r%8 in it.
-            const auto at = [&](const T* tile, int rows, int r, int c) {
-                return tile + c / 64 * rows * 64 + r * 64 + ((c % 64 / 8) ^ (r % 8)) * 8;
-            };
-            uint32_t a[4], b[4];
-            ptx::load_matrices(a, at(shared.q[query.stage], F::kM, row + lane % 16, d + lane / 16 * 8));
+        for (int j = 0; j < kN / 16; ++j) {
 #pragma unroll
-            for (int j = 0; j < kN / 16; ++j) {
-                ptx::load_matrices(b, at(shared.k[key.stage], kN, 16 * j + lane / 16 * 8 + lane % 8, d + lane / 8 % 2 * 8));
+            for (int i = 0; i < 8; ++i) s[8 * j + i] = 0.f;
+#pragma unroll 1
+            for (int d = 0; d < kD; d += 16) {
+                // The 16 bytes at column c of row r of a swizzled tile lie at c/8 ^ r%8 in their chunk; half: columns 8 to 15.
+                const auto at = [&](const T* tile, int rows, int r, int half) {
+                    return tile + d / 64 * rows * 64 + r * 64 + ((d % 64 / 8 + half) ^ (r % 8)) * 8;
+                };
+                uint32_t a[4], b[4];
+                ptx::load_matrices(a, at(shared.q[query.stage], F::kM, row + lane % 16, lane / 16));
+                ptx::load_matrices(b, at(shared.k[key.stage], kN, 16 * j + lane / 16 * 8 + lane % 8, lane / 8 % 2));
                 ptx::mma(s + 8 * j, a, b[0], b[1], T{});
                 ptx::mma(s + 8 * j + 4, a, b[2], b[3], T{});
             }
@@ -171,10 +169,11 @@ struct MultiplyRole {
     }
 
     // Scores to probabilities; true if what was accumulated so far must shrink by `fade`.
-    __device__ __forceinline__ bool exponentiate(State& x, int tile, bool fresh, float (&fade)[2]) {
+    template <bool kFirst>
+    __device__ __forceinline__ bool exponentiate(State& x, int tile, float (&fade)[2]) {
         const bool partial = tile & kIsPartial;
         if (partial) hide_elements(x.s);
-        if (!fresh && x.seen) {
+        if (!kFirst && x.seen) {
             if (x.softmax.add_near(x.s, scale_log2)) return false;
             scores_again(x.s);
             if (partial) hide_elements(x.s);
@@ -195,32 +194,30 @@ struct MultiplyRole {
         if (tile & kIsPartial) bits.advance();
     }
 
-    // One step of the stream. kPlain: a full tile, not the first of its row tile; the loop over these must stay short
-    // enough for the instruction cache nearest to the scheduler.
-    template <bool kPlain>
-    __device__ __forceinline__ void step(State& x, int tile, bool first, int keep) {
+    // One step of the stream. kFirst: its scores are the first of a row tile, and its output the last of the one before.
+    // The loop over all others must stay short enough for the instruction cache nearest to the scheduler.
+    template <bool kFirst>
+    __device__ __forceinline__ void step(State& x, int tile, int keep) {
         const int stage = query.stage;
-        if (!kPlain && first) {
+        if (kFirst) {
             query.advance();
             ptx::wait(&shared.q_full[query.stage], query.parity);
         }
-        take_turn();
         scores(x.s);
         ptx::wait(&shared.v_full[value.stage], value.parity);
         add_values(x.o, x.p, keep);
-        pass_turn();
-        if (!kPlain) settle_store();
+        if (!kFirst && F::kQueryStages > 1) settle_store();
         ptx::wgmma_wait<1>();
         ptx::hold(x.s);
         const Softmax finished = x.softmax;
-        if (!kPlain && first) x.softmax = Softmax{};
+        if (kFirst) x.softmax = Softmax{};
         float fade[2];
-        const bool fades = exponentiate(x, kPlain ? 0 : tile, !kPlain && first, fade);
-        release_keys(kPlain ? 0 : tile);
+        const bool fades = exponentiate<kFirst>(x, tile, fade);
+        release_keys(tile);
         ptx::wgmma_wait<0>();
         ptx::hold(x.o);
         release_values();
-        if (!kPlain && first) {
+        if (kFirst) {
             store(x.o, finished, stage);
         } else if (fades) {
 #pragma unroll
@@ -230,36 +227,31 @@ struct MultiplyRole {
     }
 
     __device__ void run() {
-        if (warpgroup == 1) pass_turn();  // the first turn is warpgroup 0's
         State x;
         // With two query buffers this loop runs once: the stream below does not end before the work does.
         for (int tile = next_tile(); tile != kEnd; tile = F::kQueryStages > 1 ? int(kEnd) : next_tile()) {
             ptx::wait(&shared.q_full[query.stage], query.parity);
-            take_turn();
             scores(x.s);
-            pass_turn();
             ptx::wgmma_wait<0>();
             ptx::hold(x.s);
             x.softmax = Softmax{};
             float fade[2];
-            exponentiate(x, tile, true, fade);
+            exponentiate<true>(x, tile, fade);
             release_keys(tile);
             pack(x.s, x.p);
             int keep = 0;  // whether the accumulators hold something of this row tile
             for (;;) {
-                const bool ends = tile & kIsLast;  // the next tile is of another row tile
-                if (ends && F::kQueryStages == 1) break;
-                if (ends) settle_store();  // that row tile may wait for this buffer
+                while (!(tile & kIsLast)) {
+                    tile = next_tile();
+                    step<false>(x, tile, keep);
+                    keep = 1;
+                }
+                if (F::kQueryStages == 1) break;
+                settle_store();  // the next row tile may wait for this buffer
                 tile = next_tile();
                 if (tile == kEnd) break;
-                if (keep && !ends) {
-                    while (tile == 0) {
-                        step<true>(x, tile, false, 1);
-                        tile = next_tile();
-                    }
-                }
-                step<false>(x, tile, ends, keep);
-                keep = !ends;
+                step<true>(x, tile, keep);
+                keep = 0;
             }
             ptx::wait(&shared.v_full[value.stage], value.parity);
             add_values(x.o, x.p, keep);

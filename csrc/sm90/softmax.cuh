@@ -37,17 +37,12 @@ struct Softmax {
     template <int kCount>
     __device__ __forceinline__ bool add_near(float (&s)[kCount], float scale_log2) {
         const float shift[2] = {base[0] * scale_log2, base[1] * scale_log2};
+        float part[2][2] = {};
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) s[i] = exp2_fast(fmaf(s[i], scale_log2, -shift[i / 2 % 2]));
-        // Zero unless something overflowed, which the compiler cannot know: the sums below then start only when the last
-        // exponentials are done. Mixed with them, as it would have it, every addition waits for the exponential just
-        // before it, and those come half as fast.
-        const unsigned overflown = __ballot_sync(~0u, fmaxf(s[kCount - 1], s[kCount - 3]) == INFINITY);
-        if (overflown) return false;
-        const float zero = __uint_as_float(overflown);
-        float part[2][2] = {{zero, zero}, {zero, zero}};
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) part[i / 2 % 2][i % 2] += s[i];
+        for (int i = 0; i < kCount; ++i) {
+            s[i] = exp2_fast(fmaf(s[i], scale_log2, -shift[i / 2 % 2]));
+            part[i / 2 % 2][i % 2] += s[i];
+        }
         const float top = part[0][0] + part[0][1], bottom = part[1][0] + part[1][1];
         // NaN counts as near: it is the same NaN either way.
         if (__any_sync(~0u, fmaxf(top, bottom) > kNear)) return false;
