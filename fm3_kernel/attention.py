@@ -1,18 +1,18 @@
 """The public door: exact attention under a column mask.
 
-It checks every argument, then calls the ``fm3::attention_forward`` operator, which picks the implementation by device.
+It checks every argument, then calls the operator (``fm3_kernel.operators``), which picks the implementation by device.
 The signature of FlashMask itself is in ``fm3_kernel.compat``.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args, overload
+from typing import Any, Literal, get_args, overload
 
 import torch
 from torch import Tensor
 
-from fm3_kernel import operators as operators  # registers the operators
-from fm3_kernel.checks import FM3Error, check_mask, check_no_tangent, check_tensors, checked_scale
+from fm3_kernel.checks import FM3Error, check_mask, check_no_tangent, check_scale, check_tensors, scale_or_default
+from fm3_kernel.operators import attention_forward
 from fm3_kernel.prepare import PreparedMask
 from masks.column_mask import ColumnMask
 
@@ -99,23 +99,77 @@ def flashmask_attention(
         TypeError: an argument of the wrong type or dtype.
         RuntimeError: on a second derivative, and on a forward-mode one.
     """
-    check_tensors(q, k, v)
-    check_no_tangent(q, k, v)
     prepared = mask if isinstance(mask, PreparedMask) else None
     mask = mask.mask if isinstance(mask, PreparedMask) else mask
+    call = _signature(q, k, v, mask, scale, deterministic, return_lse, implementation)
+    if call is None or call not in _checked:
+        _check(q, k, v, mask, scale, deterministic, return_lse, implementation)
+        if call is not None:
+            if len(_checked) >= _MOST_CHECKED:
+                _checked.clear()
+            _checked.add(call)
+    check_no_tangent(q, k, v)
+    factor = scale_or_default(scale, q.shape[3])
+    preparation = None if prepared is None or implementation == "reference" else prepared.current()
+    prepared_tensors = (None, None) if preparation is None else (preparation.bounds, preparation.order)
+    if mask is None:
+        tensors: tuple[Tensor | None, ...] = (None,) * 5
+    else:
+        tensors = (mask.lts, mask.lte, mask.uts, mask.ute, mask.block_mask)
+    causal = mask is not None and mask.causal
+    rest = (*tensors, *prepared_tensors, causal, factor, deterministic, implementation)
+    out, lse = attention_forward(q, k, v, rest, preparation)
+    return (out, lse) if return_lse else out
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: ColumnMask | None,
+    scale: float | None,
+    deterministic: bool,
+    return_lse: bool,
+    implementation: str,
+) -> None:
+    check_tensors(q, k, v)
     check_mask(mask, q, k)
-    factor = checked_scale(scale, q.shape[3])
+    check_scale(scale)
     for name, flag in (("deterministic", deterministic), ("return_lse", return_lse)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name} is a {type(flag).__name__}; expected a bool")
     if implementation not in IMPLEMENTATIONS:
         raise FM3Error(f"implementation is {implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
+
+
+_checked: set[tuple[Any, ...]] = set()
+_MOST_CHECKED = 4096
+
+
+def _signature(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: ColumnMask | None,
+    scale: Any,
+    deterministic: Any,
+    return_lse: Any,
+    implementation: Any,
+) -> tuple[Any, ...] | None:
+    """Everything that the checks look at, so that a model's layers are checked once and not in every call; None for a call
+    that is out of the ordinary or traced, and gets its checks whenever it comes."""
+    if (
+        torch.compiler.is_compiling()
+        or not type(q) is type(k) is type(v) is Tensor
+        or not (mask is None or type(mask) is ColumnMask)
+        or not (scale is None or type(scale) is float)
+        or not (type(deterministic) is type(return_lse) is bool and type(implementation) is str)
+    ):
+        return None
+    tensors = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, q.layout, k.layout, v.layout)
     if mask is None:
-        tensors: tuple[Tensor | None, ...] = (None,) * 7
-        causal = False
-    else:
-        preparation = None if prepared is None or implementation == "reference" else prepared.current()
-        tensors = (mask.lts, mask.lte, mask.uts, mask.ute, mask.block_mask, *(preparation or (None, None)))
-        causal = bool(mask.causal)
-    out, lse = torch.ops.fm3.attention_forward(q, k, v, *tensors, causal, factor, deterministic, implementation)
-    return (out, lse) if return_lse else out
+        return (*tensors, scale, implementation)
+    vectors, block = mask.lts, mask.block_mask
+    of_vectors = None if vectors is None else (vectors.shape, vectors.device)
+    of_block = None if block is None else (block.shape, block.device)
+    return (*tensors, scale, implementation, mask.seqlen_q, mask.seqlen_k, of_vectors, of_block)

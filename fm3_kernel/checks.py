@@ -94,17 +94,23 @@ def check_mask(mask: ColumnMask | None, q: Tensor, k: Tensor) -> None:
         raise FM3Error(f"the mask is on {mask.device}, the tensors are on {q.device}; move it with mask.to(device)")
 
 
-def checked_scale(scale: float | None, head_dim: int) -> float:
-    """The factor of the scores: ``1/sqrt(head_dim)`` by default.
+def check_scale(scale: float | None) -> None:
+    """A finite number or None.
 
     Raises:
         TypeError: not a number; FM3Error: not finite.
     """
     if scale is None:
-        # A head dim of 0 has only zero scores: any finite factor gives them.
-        return 1.0 if head_dim == 0 else head_dim**-0.5
+        return
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(f"scale is a {type(scale).__name__}; expected a float or None")
     if not math.isfinite(scale):
         raise FM3Error(f"scale is {scale}; it must be finite")
-    return float(scale)
+
+
+def scale_or_default(scale: float | None, head_dim: int) -> float:
+    """The factor of the scores: ``1/sqrt(head_dim)`` by default."""
+    if scale is not None:
+        return float(scale)
+    # A head dim of 0 has only zero scores: any finite factor gives them.
+    return 1.0 if head_dim == 0 else head_dim**-0.5

@@ -6,9 +6,11 @@ described in ``docs/kernel.md``.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -30,7 +32,6 @@ MOST_ITEMS = 2**31 - 1
 
 _STRIDES = ctypes.c_int64 * 3
 _PAIR = ctypes.c_int64 * 2
-_NONE = (None, None, None, None)
 
 
 class MaskArgs(ctypes.Structure):
@@ -69,17 +70,30 @@ class Preparation(NamedTuple):
 
     bounds: Tensor
     order: Tensor
+    args: tuple[MaskArgs, object] | None = None
+    """The mask as the kernels read it, made once; and what must live as long."""
+
+
+class MaskTensors(NamedTuple):
+    """The tensors of a column mask and its flag, as they come through the operator: already checked against each other."""
+
+    lts: Tensor | None
+    lte: Tensor | None
+    uts: Tensor | None
+    ute: Tensor | None
+    block_mask: Tensor | None
+    causal: bool
+
+    @staticmethod
+    def of(mask: ColumnMask) -> MaskTensors:
+        """Of a mask."""
+        return MaskTensors(mask.lts, mask.lte, mask.uts, mask.ute, mask.block_mask, mask.causal)
 
 
 @cache
 def is_hopper(device: torch.device) -> bool:
     """Whether a CUDA device is of compute capability 9.0."""
     return torch.cuda.get_device_capability(device) == (9, 0)
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -117,27 +131,29 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise FM3Error(f"{items} row tiles in all heads and batch items; at most {MOST_ITEMS} a call: split the batch")
 
 
-def prepare(mask: ColumnMask) -> Preparation:
+def prepare(mask: MaskTensors, rows: int) -> Preparation:
     """Bounds and order of a mask with vectors, of at least one column."""
-    assert mask.lts is not None
-    batch, heads = mask.lts.shape[:2]
-    device = mask.lts.device
-    bounds = torch.empty((batch, heads, tile_count(mask.seqlen_k), 3, 8), dtype=torch.int32, device=device)
-    order = torch.empty((batch, heads, tile_count(mask.seqlen_q)), dtype=torch.int32, device=device)
+    lts = mask.lts
+    assert lts is not None
+    batch, heads, columns = lts.shape
+    device = lts.device
+    bounds = torch.empty((batch, heads, tile_count(columns), 3, 8), dtype=torch.int32, device=device)
+    order = torch.empty((batch, heads, tile_count(rows)), dtype=torch.int32, device=device)
+    args, kept = _mask_args(mask, rows, columns, None)
     with _on(device):
-        stream = _stream(device)
+        stream = _raw_stream(device.index)
         tickets = _zeros(device, stream, batch * heads)
-        mask_args = _mask_args(mask, None)
-        code = load("prepare").fm3_prepare(
-            ctypes.byref(mask_args),
-            *(batch, heads, _pointer(bounds), _pointer(order), _pointer(tickets), ctypes.c_void_p(stream)),
+        code = _function("prepare", "fm3_prepare")(
+            ctypes.byref(args), batch, heads, bounds.data_ptr(), order.data_ptr(), tickets.data_ptr(), stream
         )
+    del kept
     check(code, "preparing the mask")
-    return Preparation(bounds, order)
+    preparation = Preparation(bounds, order)
+    return preparation._replace(args=_mask_args(mask, rows, columns, preparation))
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, mask: ColumnMask, scale: float, preparation: Preparation | None = None
+    q: Tensor, k: Tensor, v: Tensor, mask: MaskTensors, scale: float, preparation: Preparation | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention output and log-sum-exp.
 
@@ -152,72 +168,100 @@ def forward(
     Raises:
         FM3Error: tensors that the kernel does not take; CudaError: a launch failed.
     """
-    check_tensors(q, k, v)
     if scale <= 0:
         # The kernel's softmax wants a positive factor; nobody hurries here.
         q, scale = (-q, -scale) if scale < 0 else (torch.zeros_like(q, memory_format=torch.contiguous_format), 1.0)
-    (batch, rows, heads, head_dim), (columns, kv_heads) = q.shape, k.shape[1:3]
+    template = _template(q, k, v)
+    batch, rows, heads, head_dim = q.shape
     device = q.device
     out = torch.empty((batch, rows, heads, head_dim), dtype=q.dtype, device=device)
     lse = torch.empty((batch, heads, rows), dtype=torch.float32, device=device)
-    if 0 in (batch, rows, heads, columns):
+    if template is None:
         return out.zero_(), lse.fill_(-torch.inf)
     if preparation is None and mask.lts is not None:
-        preparation = prepare(mask)
+        preparation = prepare(mask, rows)
+    args = ForwardArgs.from_buffer_copy(template)
+    if preparation is None or preparation.args is None:
+        args.mask, kept = _mask_args(mask, rows, k.shape[1], preparation)
+    else:
+        args.mask, kept = preparation.args
+    args.q, args.k, args.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    args.out, args.lse, args.scale = out.data_ptr(), lse.data_ptr(), scale
     with _on(device):
-        stream = _stream(device)
-        fitting = L2_SHARE // (4 * columns * head_dim)  # KV heads; two tensors of 2 bytes
-        mask_args = _mask_args(mask, preparation)
-        args = ForwardArgs(
-            *(x.data_ptr() for x in (q, k, v, out, lse)),
-            *(_strides(x) for x in (q, k, v, out)),
-            mask_args,
-            _zeros(device, stream, 2).data_ptr(),
-            *(batch, heads, kv_heads, int(q.dtype == torch.bfloat16), scale),
-            min(heads, max(1, fitting) * (heads // kv_heads)),
-            _multiprocessors(device),
-        )
-        code = load(f"forward_d{head_dim}").fm3_forward(ctypes.byref(args), ctypes.c_void_p(stream))
+        stream = _raw_stream(device.index)
+        args.work = _zeros(device, stream, 2).data_ptr()
+        code = _function(f"forward_d{head_dim}", "fm3_forward")(ctypes.byref(args), stream)
+    del kept
     check(code, "the forward kernel")
     return out, lse
 
 
-def _mask_args(mask: ColumnMask, preparation: Preparation | None) -> MaskArgs:
+_templates: dict[tuple[object, ...], ForwardArgs | None] = {}
+_MOST_TEMPLATES = 1024
+
+
+def _template(q: Tensor, k: Tensor, v: Tensor) -> ForwardArgs | None:
+    """The arguments of a call as far as they follow from sizes and strides, which are checked the first time they are seen;
+    None when there is nothing to compute."""
+    key = (q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.device)
+    try:
+        template = _templates[key]
+    except KeyError:
+        check_tensors(q, k, v)
+        (batch, rows, heads, head_dim), (columns, kv_heads) = q.shape, k.shape[1:3]
+        template = None
+        if 0 not in (batch, rows, heads, columns):
+            fitting = L2_SHARE // (4 * columns * head_dim)  # KV heads; two tensors of 2 bytes
+            template = ForwardArgs(
+                *(None,) * 5,
+                *(_STRIDES(*_shared(x, 3)) for x in (q, k, v)),
+                _STRIDES(rows * heads * head_dim, heads * head_dim, head_dim),
+                MaskArgs(),
+                None,
+                *(batch, heads, kv_heads, int(q.dtype == torch.bfloat16), 0.0),
+                min(heads, max(1, fitting) * (heads // kv_heads)),
+                torch.cuda.get_device_properties(q.device).multi_processor_count,
+            )
+        if len(_templates) >= _MOST_TEMPLATES:
+            _templates.clear()
+        _templates[key] = template
+    if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16:  # not a matter of sizes
+        check_tensors(q, k, v)
+    return template
+
+
+def _mask_args(mask: MaskTensors, rows: int, columns: int, preparation: Preparation | None) -> tuple[MaskArgs, object]:
+    """The mask as the kernels read it, and whatever must live until they are launched."""
     lts, block = mask.lts, mask.block_mask
-    vectors = [getattr(mask, name) for name in VECTOR_NAMES] if lts is not None else _NONE
-    strides = _STRIDES()
+    heads = max(1 if lts is None else lts.shape[1], 1 if block is None else block.shape[1])
+    args = MaskArgs(heads=heads, rows=rows, columns=columns, causal=int(mask.causal))
+    kept: list[Tensor] = []
     if lts is not None:
-        present = [x for x in vectors if x is not None]
-        if any(x.stride() != lts.stride() for x in present):  # one set of strides serves all: usually they do share it
-            vectors = [None if x is None else x.contiguous() for x in vectors]
-            lts = vectors[0]
-        strides = _STRIDES(*_shared(lts, 2), lts.stride(2))
-    if block is not None and block[0, 0].numel() and not block[0, 0].is_contiguous():
-        block = block.contiguous()
-    bounds, order = preparation if preparation is not None else (None, None)
-    ordered = order is not None and order.shape[2] <= MOST_ORDERED
-    args = MaskArgs(
-        *(None if x is None else x.data_ptr() for x in vectors),
-        strides,
-        None if bounds is None else bounds.data_ptr(),
-        order.data_ptr() if order is not None and ordered else None,
-        _PAIR() if bounds is None else _PAIR(*_shared(bounds, 2, unit=bounds.stride(1))),
-        None if block is None else block.data_ptr(),
-        _PAIR() if block is None else _PAIR(*_shared(block, 2)),
-        *(mask.heads, mask.seqlen_q, mask.seqlen_k, int(mask.causal)),
-    )
-    args.tensors = (vectors, block)  # copies must live until the launch
-    return args
+        strides = lts.stride()
+        # One set of strides serves all vectors: usually they do share it.
+        same = all(x is None or x.stride() == strides for x in mask[1:4])
+        for name, x in zip(VECTOR_NAMES, mask[:4], strict=True):
+            if x is not None:
+                kept.append(x if same else x.contiguous())
+                setattr(args, name, kept[-1].data_ptr())
+        args.vector_strides = _STRIDES(*_shared(kept[0], 2), kept[0].stride(2))
+    if preparation is not None:
+        bounds, order = preparation[:2]
+        args.bounds = bounds.data_ptr()
+        args.order = order.data_ptr() if order.shape[2] <= MOST_ORDERED else None
+        args.prepared_strides = _PAIR(0 if bounds.shape[0] == 1 else bounds.shape[1], 0 if bounds.shape[1] == 1 else 1)
+    if block is not None:
+        block = block if block[0, 0].is_contiguous() else block.contiguous()
+        kept.append(block)
+        args.block_mask = block.data_ptr()
+        args.block_strides = _PAIR(*_shared(block, 2))
+    return args, kept
 
 
-def _shared(x: Tensor, axes: int, unit: int = 1) -> tuple[int, ...]:
-    """Strides of the first axes in units of ``unit``; 0 for an axis of size 1, which everybody shares."""
-    return tuple(0 if x.shape[axis] == 1 else x.stride(axis) // unit for axis in range(axes))
-
-
-def _strides(x: Tensor) -> ctypes.Array[ctypes.c_int64]:
-    """Strides of batch, row and head; an axis of size 1 may have any, and the copy engine is particular."""
-    return _STRIDES(*_shared(x, 3))
+def _shared(x: Tensor, axes: int) -> tuple[int, ...]:
+    """Strides of the first axes; 0 for an axis of size 1: everybody shares it, and the copy engine is particular about what
+    else could stand there."""
+    return tuple(0 if size == 1 else stride for size, stride in zip(x.shape[:axes], x.stride()[:axes], strict=True))
 
 
 _workspaces: dict[tuple[torch.device, int], Tensor] = {}
@@ -235,13 +279,24 @@ def _zeros(device: torch.device, stream: int, count: int) -> Tensor:
     return found
 
 
-def _on(device: torch.device) -> torch.cuda.device:
-    return torch.cuda.device(device)
+def _on(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Makes the device current, at no cost where it is already."""
+    return _NOTHING if torch.cuda.current_device() == device.index else torch.cuda.device(device)
 
 
-def _pointer(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
+_NOTHING = contextlib.nullcontext()
 
 
-def _stream(device: torch.device) -> int:
-    return int(torch.cuda.current_stream(device).cuda_stream)
+def _raw_stream(index: int) -> int:
+    """Handle of the device's current stream; torch's own short cut, which its compiled code takes too."""
+    return int(torch._C._cuda_getCurrentRawStream(index))
+
+
+@cache
+def _function(library: str, name: str) -> Callable[..., int]:
+    """A C function of a library; pointers and streams go in as plain integers."""
+    function = load(library)[name]
+    sizes = [ctypes.c_int, ctypes.c_int] if name == "fm3_prepare" else []
+    pointers = [ctypes.c_void_p] * (4 if name == "fm3_prepare" else 1)
+    function.argtypes = [ctypes.c_void_p, *sizes, *pointers]
+    return cast("Callable[..., int]", function)

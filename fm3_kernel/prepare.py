@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fm3_kernel.checks import FM3Error
-from fm3_kernel.hopper import Preparation, is_hopper
+from fm3_kernel.hopper import MaskTensors, Preparation, is_hopper
 from fm3_kernel.hopper import prepare as prepare_on_hopper
 from masks.column_mask import ColumnMask
 
@@ -23,10 +23,11 @@ from masks.column_mask import ColumnMask
 class PreparedMask:
     """A mask and what was made of it; by :func:`prepare_mask`.
 
-    ``preparation`` is None where the implementation for the mask's device needs none.
+    ``tensors`` are the mask's. ``preparation`` is None where the implementation for the mask's device needs none.
     """
 
     mask: ColumnMask
+    tensors: tuple[Tensor, ...]
     preparation: Preparation | None
     versions: tuple[int, ...]
     captured: bool
@@ -43,9 +44,13 @@ class PreparedMask:
         """
         if torch.compiler.is_compiling():
             return self.preparation
-        for name, old, new in zip(self.mask.tensors(), self.versions, _versions(self.mask), strict=True):
-            if old != new:
-                raise FM3Error(f"{name} was changed in place after prepare_mask(); after a change call prepare_mask again")
+        if _versions(self.tensors) != self.versions:
+            names = [
+                n for n, old, new in zip(self.mask.tensors(), self.versions, _versions(self.tensors), strict=True) if old != new
+            ]
+            raise FM3Error(
+                f"{', '.join(names)} was changed in place after prepare_mask(); after a change call prepare_mask again"
+            )
         if self.preparation is None:
             return None
         capturing = torch.cuda.is_current_stream_capturing()
@@ -68,15 +73,12 @@ def prepare_mask(mask: ColumnMask) -> PreparedMask:
     if not isinstance(mask, ColumnMask):
         raise TypeError(f"mask is a {type(mask).__name__}; expected a masks.column_mask.ColumnMask")
     needed = mask.device.type == "cuda" and is_hopper(mask.device) and mask.lts is not None and mask.seqlen_k > 0
-    preparation = prepare_on_hopper(mask) if needed else None
+    preparation = prepare_on_hopper(MaskTensors.of(mask), mask.seqlen_q) if needed else None
     captured = mask.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    return PreparedMask(mask, preparation, _versions(mask), captured)
+    tensors = tuple(mask.tensors().values())
+    return PreparedMask(mask, tensors, preparation, _versions(tensors), captured)
 
 
-def _versions(mask: ColumnMask) -> tuple[int, ...]:
-    return tuple(_version(tensor) for tensor in mask.tensors().values())
-
-
-def _version(tensor: Tensor) -> int:
-    """How often the tensor was written in place; tensors of inference mode do not count."""
-    return -1 if tensor.is_inference() else tensor._version
+def _versions(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
+    """How often each was written in place; tensors of inference mode do not count."""
+    return tuple([-1 if x.is_inference() else x._version for x in tensors])

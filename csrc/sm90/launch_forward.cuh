@@ -1,6 +1,8 @@
 // Host side of the forward kernel: tensor maps, launch, error codes.
 #pragma once
 
+#include <atomic>
+
 #include "forward.cuh"
 #include "tensor_map.h"
 
@@ -23,8 +25,15 @@ cudaError_t launch_forward(const Fm3ForwardArgs& args, cudaStream_t stream) {
     constexpr int kBytes = int(sizeof(typename F::Shared)) + 1024;
     static_assert(kBytes <= 232448, "more than a block's shared memory");
     const auto kernel = forward<kHeadDim, T>;
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    int device;
+    error = cudaGetDevice(&device);
     if (error != cudaSuccess) return error;
+    static std::atomic<uint64_t> allowed{0};  // devices on which the kernel may use that much, a bit each
+    if (device >= 64 || !(allowed >> device & 1)) {
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+        if (error != cudaSuccess) return error;
+        if (device < 64) allowed |= uint64_t(1) << device;
+    }
     const long long work = (long long)((args.mask.rows + F::kM - 1) / F::kM) * args.heads * args.batch;
     const int blocks = int(work < args.multiprocessors ? work : args.multiprocessors);
     kernel<<<blocks, F::kThreads, kBytes, stream>>>(args, maps);

@@ -13,6 +13,7 @@ import pytest
 import torch
 from dense_reference import actual, assert_close, expected, run, tensors
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fm3_kernel import FM3Error, flashmask_attention, prepare_mask, reference
 from masks.column_mask import ColumnMask
@@ -309,6 +310,51 @@ def test_opcheck_backward() -> None:
         torch.library.opcheck(
             torch.ops.fm3.attention_backward.default, (head_major(dout), given, q, k, v, out, lse, *flat(mask), *needs)
         )
+
+
+class Watching(TorchDispatchMode):
+    """Notes which operators pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_who_watches_sees_the_operator(grad: bool) -> None:
+    """Outside of tracing the call takes a short cut; a dispatch mode, a subclass and a function transform must not miss it."""
+    q, k, v, *_ = (head_major(x).requires_grad_(grad) for x in tensors(1, 20, 20, dtype=torch.float32))
+    mask = random_mask(20, 0)
+    expected = flashmask_attention(q, k, v, mask)
+    with Watching() as watching:
+        assert torch.equal(flashmask_attention(q, k, v, mask), expected)
+    assert "fm3.attention_forward.default" in watching.seen
+    traced = torch.fx.experimental.proxy_tensor.make_fx(lambda q: flashmask_attention(q, k, v, mask))(q.detach())
+    assert "fm3.attention_forward" in traced.code
+
+
+def test_checks_are_not_skipped_for_a_call_that_differs() -> None:
+    """A call is checked once for all that the checks look at, and anything else is another call."""
+    q, k, v, *_ = tensors(1, 20, 20, dtype=torch.float32)
+    mask = random_mask(20, 0)
+    flashmask_attention(q, k, v, mask, scale=0.5)
+    for changes, error in (
+        ({"scale": float("nan")}, FM3Error),
+        ({"scale": "0.5"}, TypeError),
+        ({"deterministic": 1}, TypeError),
+        ({"return_lse": 0}, TypeError),
+        ({"implementation": "fast"}, FM3Error),
+        ({"mask": random_mask(21, 0)}, FM3Error),
+        ({"mask": random_mask(20, 0, heads=3)}, FM3Error),
+        ({"v": v.double()}, TypeError),
+        ({"k": k[:, :19]}, FM3Error),
+    ):
+        with pytest.raises(error):
+            flashmask_attention(**({"q": q, "k": k, "v": v, "mask": mask, "scale": 0.5} | changes))
 
 
 def test_fake_result_has_the_real_strides() -> None:
