@@ -197,37 +197,45 @@ struct MultiplyRole {
         release_values();
     }
 
-    // Steps of full tiles that find their base near enough, until one does not: all that most tiles ever need. This loop
-    // must stay short enough for the instruction cache nearest to the scheduler, so what is rare leaves it. Returns
-    // whether it was left in the middle of a step, its scores lost; `tile` is the tile at hand, or the row tile's last.
-    __device__ __forceinline__ bool plain_steps(State& x, int& tile) {
+    // How the plain steps came to an end.
+    enum class Left {
+        kBetween,  // after the last tile of the row tile, or before a partial tile, which is at hand
+        kUnseen,   // in the middle of a step: a row of this warp has no base yet
+        kLost,     // in the middle of a step: a base was too far, and the scores are lost
+    };
+
+    // Steps of full tiles that find their base near enough: all that most tiles ever need. This loop must stay short enough
+    // for the instruction cache nearest to the scheduler, so what is rare leaves it, even in the middle of a step. All four
+    // warps must issue a product by the same instruction: who leaves the loop comes back to it for the next full tile.
+    __device__ __forceinline__ Left plain_steps(State& x, int& tile) {
         for (;;) {
             multiply(x, 1);
             wait_for_scores(x);
-            if (!x.softmax.add_near(x.s, scale_log2)) return true;
+            if (!x.seen) return Left::kUnseen;
+            if (!x.softmax.add_near(x.s, scale_log2)) return Left::kLost;
             release_keys(0);
             wait_for_output(x);
             pack(x.s, x.p);
-            if (tile & kIsLast) return false;
+            if (tile & kIsLast) return Left::kBetween;
             tile = next_tile();
-            if (tile & kIsPartial) return false;
+            if (tile & kIsPartial) return Left::kBetween;
         }
     }
 
-    // The rest of a step whose scores are there, or were lost to a base too far (`far`): any tile but a row tile's first.
-    __device__ __forceinline__ void finish_step(State& x, int tile, bool far) {
+    // The rest of a step whose scores are there, or `lost`: any tile but a row tile's first.
+    __device__ __forceinline__ void finish_step(State& x, int tile, bool lost) {
         const bool partial = tile & kIsPartial;
         bool near = false;
-        if (!far) {
+        if (!lost) {
             if (partial) hide_elements(x.s);
             if (x.seen) {
                 near = x.softmax.add_near(x.s, scale_log2);
-                far = !near;
+                lost = !near;
             }
         }
         float fade[2];
         if (!near) {
-            if (far) {
+            if (lost) {
                 scores_again(x.s);
                 if (partial) hide_elements(x.s);
             }
@@ -258,17 +266,17 @@ struct MultiplyRole {
         int keep = 0;
         while (!(tile & kIsLast)) {
             tile = next_tile();
-            bool far = false;
-            if (keep && x.seen && !(tile & kIsPartial)) {
-                far = plain_steps(x, tile);
-                if (!far && !(tile & kIsPartial)) break;
+            Left left = Left::kBetween;
+            if (keep && !(tile & kIsPartial)) {
+                left = plain_steps(x, tile);
+                if (left == Left::kBetween && !(tile & kIsPartial)) break;
             }
-            if (!far) {
+            if (left == Left::kBetween) {
                 multiply(x, keep);
                 settle_store();
                 wait_for_scores(x);
             }
-            finish_step(x, tile, far);
+            finish_step(x, tile, left == Left::kLost);
             keep = 1;
         }
         return keep;
