@@ -30,8 +30,8 @@ L2_SHARE = 32 << 20
 MOST_ITEMS = 2**31 - 1
 """Row tiles of all heads and batch items that one launch counts."""
 
-_STRIDES = ctypes.c_int64 * 3
-_PAIR = ctypes.c_int64 * 2
+STRIDES = ctypes.c_int64 * 3
+PAIR = ctypes.c_int64 * 2
 
 
 class MaskArgs(ctypes.Structure):
@@ -39,12 +39,12 @@ class MaskArgs(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in VECTOR_NAMES),
-        ("vector_strides", _STRIDES),
+        ("vector_strides", STRIDES),
         ("bounds", ctypes.c_void_p),
         ("order", ctypes.c_void_p),
-        ("prepared_strides", _PAIR),
+        ("prepared_strides", PAIR),
         ("block_mask", ctypes.c_void_p),
-        ("block_strides", _PAIR),
+        ("block_strides", PAIR),
         *((name, ctypes.c_int) for name in ("heads", "rows", "columns", "causal")),
     ]
 
@@ -54,7 +54,7 @@ class ForwardArgs(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "lse")),
-        *((name, _STRIDES) for name in ("q_strides", "k_strides", "v_strides", "out_strides")),
+        *((name, STRIDES) for name in ("q_strides", "k_strides", "v_strides", "out_strides")),
         ("mask", MaskArgs),
         ("work", ctypes.c_void_p),
         *((name, ctypes.c_int) for name in ("batch", "heads", "kv_heads", "bf16")),
@@ -139,17 +139,17 @@ def prepare(mask: MaskTensors, rows: int) -> Preparation:
     device = lts.device
     bounds = torch.empty((batch, heads, tile_count(columns), 3, 8), dtype=torch.int32, device=device)
     order = torch.empty((batch, heads, tile_count(rows)), dtype=torch.int32, device=device)
-    args, kept = _mask_args(mask, rows, columns, None)
-    with _on(device):
-        stream = _raw_stream(device.index)
-        tickets = _zeros(device, stream, batch * heads)
-        code = _function("prepare", "fm3_prepare")(
+    args, kept = mask_args(mask, rows, columns, None)
+    with on_device(device):
+        stream = raw_stream(device.index)
+        tickets = zeros(device, stream, batch * heads)
+        code = function("prepare", "fm3_prepare", "piipppp")(
             ctypes.byref(args), batch, heads, bounds.data_ptr(), order.data_ptr(), tickets.data_ptr(), stream
         )
     del kept
     check(code, "preparing the mask")
     preparation = Preparation(bounds, order)
-    return preparation._replace(args=_mask_args(mask, rows, columns, preparation))
+    return preparation._replace(args=mask_args(mask, rows, columns, preparation))
 
 
 def forward(
@@ -182,15 +182,15 @@ def forward(
         preparation = prepare(mask, rows)
     args = ForwardArgs.from_buffer_copy(template)
     if preparation is None or preparation.args is None:
-        args.mask, kept = _mask_args(mask, rows, k.shape[1], preparation)
+        args.mask, kept = mask_args(mask, rows, k.shape[1], preparation)
     else:
         args.mask, kept = preparation.args
     args.q, args.k, args.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
     args.out, args.lse, args.scale = out.data_ptr(), lse.data_ptr(), scale
-    with _on(device):
-        stream = _raw_stream(device.index)
-        args.work = _zeros(device, stream, 2).data_ptr()
-        code = _function(f"forward_d{head_dim}", "fm3_forward")(ctypes.byref(args), stream)
+    with on_device(device):
+        stream = raw_stream(device.index)
+        args.work = zeros(device, stream, 2).data_ptr()
+        code = function(f"forward_d{head_dim}", "fm3_forward", "pp")(ctypes.byref(args), stream)
     del kept
     check(code, "the forward kernel")
     return out, lse
@@ -214,8 +214,8 @@ def _template(q: Tensor, k: Tensor, v: Tensor) -> ForwardArgs | None:
             fitting = L2_SHARE // (4 * columns * head_dim)  # KV heads; two tensors of 2 bytes
             template = ForwardArgs(
                 *(None,) * 5,
-                *(_STRIDES(*_shared(x, 3)) for x in (q, k, v)),
-                _STRIDES(rows * heads * head_dim, heads * head_dim, head_dim),
+                *(STRIDES(*shared_strides(x, 3)) for x in (q, k, v)),
+                STRIDES(rows * heads * head_dim, heads * head_dim, head_dim),
                 MaskArgs(),
                 None,
                 *(batch, heads, kv_heads, int(q.dtype == torch.bfloat16), 0.0),
@@ -230,7 +230,7 @@ def _template(q: Tensor, k: Tensor, v: Tensor) -> ForwardArgs | None:
     return template
 
 
-def _mask_args(mask: MaskTensors, rows: int, columns: int, preparation: Preparation | None) -> tuple[MaskArgs, object]:
+def mask_args(mask: MaskTensors, rows: int, columns: int, preparation: Preparation | None) -> tuple[MaskArgs, object]:
     """The mask as the kernels read it, and whatever must live until they are launched."""
     lts, block = mask.lts, mask.block_mask
     heads = max(1 if lts is None else lts.shape[1], 1 if block is None else block.shape[1])
@@ -244,21 +244,21 @@ def _mask_args(mask: MaskTensors, rows: int, columns: int, preparation: Preparat
             if x is not None:
                 kept.append(x if same else x.contiguous())
                 setattr(args, name, kept[-1].data_ptr())
-        args.vector_strides = _STRIDES(*_shared(kept[0], 2), kept[0].stride(2))
+        args.vector_strides = STRIDES(*shared_strides(kept[0], 2), kept[0].stride(2))
     if preparation is not None:
         bounds, order = preparation[:2]
         args.bounds = bounds.data_ptr()
         args.order = order.data_ptr() if order.shape[2] <= MOST_ORDERED else None
-        args.prepared_strides = _PAIR(0 if bounds.shape[0] == 1 else bounds.shape[1], 0 if bounds.shape[1] == 1 else 1)
+        args.prepared_strides = PAIR(0 if bounds.shape[0] == 1 else bounds.shape[1], 0 if bounds.shape[1] == 1 else 1)
     if block is not None:
         block = block if block[0, 0].is_contiguous() else block.contiguous()
         kept.append(block)
         args.block_mask = block.data_ptr()
-        args.block_strides = _PAIR(*_shared(block, 2))
+        args.block_strides = PAIR(*shared_strides(block, 2))
     return args, kept
 
 
-def _shared(x: Tensor, axes: int) -> tuple[int, ...]:
+def shared_strides(x: Tensor, axes: int) -> tuple[int, ...]:
     """Strides of the first axes; 0 for an axis of size 1: everybody shares it, and the copy engine is particular about what
     else could stand there."""
     return tuple(0 if size == 1 else stride for size, stride in zip(x.shape[:axes], x.stride()[:axes], strict=True))
@@ -267,7 +267,7 @@ def _shared(x: Tensor, axes: int) -> tuple[int, ...]:
 _workspaces: dict[tuple[torch.device, int], Tensor] = {}
 
 
-def _zeros(device: torch.device, stream: int, count: int) -> Tensor:
+def zeros(device: torch.device, stream: int, count: int) -> Tensor:
     """At least ``count`` zeroed ints that kernels leave zeroed. One set a stream; a graph that is captured gets its own, since
     its replays may run beside anything."""
     if torch.cuda.is_current_stream_capturing():
@@ -279,7 +279,7 @@ def _zeros(device: torch.device, stream: int, count: int) -> Tensor:
     return found
 
 
-def _on(device: torch.device) -> contextlib.AbstractContextManager[object]:
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Makes the device current, at no cost where it is already."""
     return _NOTHING if torch.cuda.current_device() == device.index else torch.cuda.device(device)
 
@@ -287,16 +287,15 @@ def _on(device: torch.device) -> contextlib.AbstractContextManager[object]:
 _NOTHING = contextlib.nullcontext()
 
 
-def _raw_stream(index: int) -> int:
+def raw_stream(index: int) -> int:
     """Handle of the device's current stream; torch's own short cut, which its compiled code takes too."""
     return int(torch._C._cuda_getCurrentRawStream(index))
 
 
 @cache
-def _function(library: str, name: str) -> Callable[..., int]:
-    """A C function of a library; pointers and streams go in as plain integers."""
-    function = load(library)[name]
-    sizes = [ctypes.c_int, ctypes.c_int] if name == "fm3_prepare" else []
-    pointers = [ctypes.c_void_p] * (4 if name == "fm3_prepare" else 1)
-    function.argtypes = [ctypes.c_void_p, *sizes, *pointers]
-    return cast("Callable[..., int]", function)
+def function(library: str, name: str, signature: str) -> Callable[..., int]:
+    """A C function of a library that returns an error code; ``signature``: its arguments, p for a pointer or a stream, which go
+    in as plain integers, i for an int."""
+    found = load(library)[name]
+    found.argtypes = [ctypes.c_void_p if kind == "p" else ctypes.c_int for kind in signature]
+    return cast("Callable[..., int]", found)

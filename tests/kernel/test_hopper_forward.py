@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from c_layout import offsets_in_c
 
 from fm3_kernel import flashmask_attention, hopper, prepare_mask, reference
 from masks.column_mask import ColumnMask
 from masks.documents import documents_from_lengths
 from masks.families import FAMILIES, build_mask
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.mark.parametrize(("name", "structure"), [("Fm3ForwardArgs", hopper.ForwardArgs), ("Fm3Mask", hopper.MaskArgs)])
 def test_the_arguments_have_the_layout_of_the_header(name: str, structure: type[ctypes.Structure], tmp_path: Path) -> None:
-    """Offsets and size of the structure as the C++ compiler sees them."""
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    assert compiler is not None
     fields = [field[0] for field in structure._fields_]
-    lines = "".join(f'std::printf("%zu\\n", offsetof({name}, {field}));\n' for field in fields)
-    source = tmp_path / "offsets.cpp"
-    source.write_text(
-        "#include <cstddef>\n#include <cstdio>\n"
-        f'#include "forward_args.h"\nint main() {{\n{lines}std::printf("%zu\\n", sizeof({name}));\n}}\n'
-    )
-    program = tmp_path / "offsets"
-    subprocess.run([compiler, "-std=c++17", f"-I{ROOT / 'csrc' / 'sm90'}", str(source), "-o", str(program)], check=True)
-    printed = [int(line) for line in subprocess.run([program], check=True, capture_output=True, text=True).stdout.split()]
-    assert printed == [getattr(structure, field).offset for field in fields] + [ctypes.sizeof(structure)]
+    expected = [getattr(structure, field).offset for field in fields] + [ctypes.sizeof(structure)]
+    assert offsets_in_c("forward_args.h", name, fields, tmp_path) == expected
 
 
 def compare(

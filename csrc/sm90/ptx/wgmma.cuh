@@ -40,6 +40,7 @@ enum class Major : int { kK = 0, kMN = 1 };
 // clang-format off
 #define FM3_R8(b)  "%" #b "0, %" #b "1, %" #b "2, %" #b "3, %" #b "4, %" #b "5, %" #b "6, %" #b "7, %" #b "8, %" #b "9"
 #define FM3_REGS_0_9   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9"
+#define FM3_LIST_16  FM3_REGS_0_9 ", %10, %11, %12, %13, %14, %15"
 #define FM3_LIST_32  FM3_REGS_0_9 ", " FM3_R8(1) ", " FM3_R8(2) ", %30, %31"
 #define FM3_LIST_64  FM3_REGS_0_9 ", " FM3_R8(1) ", " FM3_R8(2) ", " FM3_R8(3) ", " FM3_R8(4) ", " FM3_R8(5) ", %60, %61, %62, %63"
 #define FM3_LIST_128 FM3_REGS_0_9 ", " FM3_R8(1) ", " FM3_R8(2) ", " FM3_R8(3) ", " FM3_R8(4) ", " FM3_R8(5) ", " FM3_R8(6) ", " \
@@ -77,6 +78,8 @@ struct Wgmma;
         }                                                                                                               \
     };
 
+FM3_WGMMA(32, 16, FM3_LIST_16, FM3_D16, __nv_bfloat16, "bf16", 16, 17, 18, 19, 20, 21, 22)
+FM3_WGMMA(32, 16, FM3_LIST_16, FM3_D16, __half, "f16", 16, 17, 18, 19, 20, 21, 22)
 FM3_WGMMA(64, 32, FM3_LIST_32, FM3_D32, __nv_bfloat16, "bf16", 32, 33, 34, 35, 36, 37, 38)
 FM3_WGMMA(64, 32, FM3_LIST_32, FM3_D32, __half, "f16", 32, 33, 34, 35, 36, 37, 38)
 FM3_WGMMA(128, 64, FM3_LIST_64, FM3_D64, __nv_bfloat16, "bf16", 64, 65, 66, 67, 68, 69, 70)

@@ -1,0 +1,49 @@
+// The mask-aware backward kernel.
+//
+// A persistent block takes column tiles of 128 keys, one after another, and for each the query tiles that it meets in all
+// query heads of its group (row_runs.cuh). Of its first warpgroup one thread finds and loads them and one adds parts of dQ to
+// the sums in global memory (backward_load.cuh); two more warpgroups of 64 keys each multiply (backward_multiply.cuh).
+#pragma once
+
+#include "backward_load.cuh"
+#include "backward_multiply.cuh"
+
+namespace fm3 {
+
+template <int kHeadDim, typename T>
+__global__ void __launch_bounds__(Backward<kHeadDim, T>::kThreads, 1)
+    backward(const __grid_constant__ Fm3BackwardArgs args, const __grid_constant__ typename Backward<kHeadDim, T>::Maps maps) {
+    using F = Backward<kHeadDim, T>;
+    extern __shared__ uint8_t memory[];
+    // An offset, and not a rounded pointer: see forward.cuh.
+    auto& shared = *reinterpret_cast<typename F::Shared*>(memory + (-ptx::shared_address(memory) & 1023));
+
+    if (threadIdx.x == 0) {
+        ptx::barrier_init(&shared.kv_full, 1);
+        ptx::barrier_init(&shared.kv_empty, 4 * F::kWarpgroups);
+        for (int i = 0; i < F::kStages; ++i) {
+            ptx::barrier_init(&shared.q_full[i], 1);
+            ptx::barrier_init(&shared.dout_full[i], 1);
+            ptx::barrier_init(&shared.q_empty[i], 4 * F::kWarpgroups);
+            ptx::barrier_init(&shared.dout_empty[i], F::kWarpgroups);
+        }
+        for (int i = 0; i < F::kWarpgroups; ++i) {
+            ptx::barrier_init(&shared.dq_full[i], 4);
+            ptx::barrier_init(&shared.dq_empty[i], 1);
+        }
+        ptx::fence_barrier_init();
+    }
+    __syncthreads();
+
+    if (threadIdx.x < 128) {
+        ptx::registers_down<F::kLightRegisters>();
+        if (threadIdx.x == 0) BackwardLoadRole<F>{args, maps, shared}.run();
+        if (threadIdx.x == 32) SumRole<F>{args, shared}.run();
+    } else {
+        ptx::registers_up<F::kMultiplyRegisters>();
+        const int warpgroup = __shfl_sync(~0u, int(threadIdx.x / 128) - 1, 0);
+        BackwardMultiplyRole<F, T>{args, maps, shared, warpgroup, args.scale * 1.4426950408889634f}.run();
+    }
+}
+
+}  // namespace fm3

@@ -1,0 +1,24 @@
+"""How the C++ compiler lays out a structure of a header."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+HEADERS = Path(__file__).resolve().parents[2] / "csrc" / "sm90"
+
+
+def offsets_in_c(header: str, name: str, fields: Sequence[str], folder: Path) -> list[int]:
+    """Offset of every field, then the size; ``folder`` is for the program that tells."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    assert compiler is not None
+    lines = "".join(f'std::printf("%zu\\n", offsetof({name}, {field}));\n' for field in fields)
+    source, program = folder / "offsets.cpp", folder / "offsets"
+    source.write_text(
+        "#include <cstddef>\n#include <cstdio>\n"
+        f'#include "{header}"\nint main() {{\n{lines}std::printf("%zu\\n", sizeof({name}));\n}}\n'
+    )
+    subprocess.run([compiler, "-std=c++17", f"-I{HEADERS}", str(source), "-o", str(program)], check=True)
+    return [int(line) for line in subprocess.run([program], check=True, capture_output=True, text=True).stdout.split()]

@@ -1,0 +1,99 @@
+"""The Hopper backward kernel against the reference, on the device."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+from c_layout import offsets_in_c
+from hypothesis import HealthCheck, given, settings
+from random_masks import random_masks
+
+from fm3_kernel import hopper, hopper_backward, reference
+from masks.column_mask import ColumnMask
+from masks.documents import documents_from_lengths
+from masks.families import FAMILIES, build_mask
+
+
+@pytest.mark.parametrize(
+    ("name", "structure"),
+    [("Fm3BackwardArgs", hopper_backward.BackwardArgs), ("Fm3RowsArgs", hopper_backward.RowsArgs)],
+)
+def test_the_arguments_have_the_layout_of_the_header(name: str, structure: type[ctypes.Structure], tmp_path: Path) -> None:
+    fields = [field[0] for field in structure._fields_]
+    expected = [getattr(structure, field).offset for field in fields] + [ctypes.sizeof(structure)]
+    assert offsets_in_c("backward_args.h", name, fields, tmp_path) == expected
+
+
+def compare(
+    mask: ColumnMask,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype = torch.bfloat16,
+    scale: float | None = None,
+    dlse: bool = False,
+) -> None:
+    """All three gradients against the reference in fp32, each by its own size; twice, and twice nearly the same."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    factor = head_dim**-0.5 if scale is None else scale
+
+    def draw(length: int, count: int) -> torch.Tensor:
+        return torch.randn((batch, length, count, head_dim), generator=generator, device="cuda", dtype=dtype)
+
+    q, dout = draw(mask.seqlen_q, heads), draw(mask.seqlen_q, heads)
+    k, v = draw(mask.seqlen_k, kv_heads), draw(mask.seqlen_k, kv_heads)
+    tensors = hopper.MaskTensors.of(mask)
+    out, lse = hopper.forward(q, k, v, tensors, factor)
+    grad_lse = torch.randn(lse.shape, generator=generator, device="cuda") if dlse else None
+    found = hopper_backward.backward(dout, grad_lse, q, k, v, out, lse, tensors, factor)
+    exact_out, exact_lse = reference.forward(q.float(), k.float(), v.float(), mask, factor)
+    expected = reference.backward(dout.float(), grad_lse, q.float(), k.float(), v.float(), exact_out, exact_lse, mask, factor)
+    for name, mine, exact in zip(("dq", "dk", "dv"), found, expected, strict=True):
+        assert exact is not None
+        assert bool(torch.isfinite(mine).all()), name
+        error, size = float((mine.float() - exact).abs().max()), float(exact.abs().max())
+        assert error <= 2e-2 * max(size, 1e-2), f"{name}: off by {error:.2e} where the largest is {size:.2e}"
+    assert bool((found[0][(exact_lse == -torch.inf).transpose(1, 2)] == 0).all())
+    assert all(not bool(zeros.any()) for zeros in hopper._workspaces.values())
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("head_dim", hopper_backward.HEAD_DIMS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_families(family: str, dtype: torch.dtype, head_dim: int) -> None:
+    documents = documents_from_lengths([300, 1, 500, 224, 511]) if FAMILIES[family].needs_documents else None
+    mask = build_mask(family, 1536, documents=documents, batch=2, heads=4).to("cuda")
+    compare(mask, 2, 4, 2, head_dim, dtype)
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 128, 129, 300])
+@pytest.mark.parametrize("columns", [1, 64, 127, 128, 129, 300])
+@pytest.mark.parametrize("causal", [False, True])
+def test_lengths(rows: int, columns: int, causal: bool) -> None:
+    compare(ColumnMask(causal=causal, seqlen_q=rows, seqlen_k=columns).to("cuda"), 2, 3, 3, 128, dlse=True)
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("scale", [0.0, -0.1, 1e-3])
+def test_scales(scale: float) -> None:
+    compare(ColumnMask(causal=True, seqlen_q=300, seqlen_k=300).to("cuda"), 1, 2, 1, 64, scale=scale)
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("head_dim", hopper_backward.HEAD_DIMS)
+def test_many_items_a_block(head_dim: int) -> None:
+    documents = documents_from_lengths([200] * 20)
+    compare(build_mask("causal_document", 4000, documents=documents).to("cuda"), 2, 16, 4, head_dim)
+
+
+@pytest.mark.hopper
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(mask=random_masks(max_rows=400, max_columns=400, heads=(1, 2, 4), block_masks=True))
+def test_random_masks(mask: ColumnMask) -> None:
+    compare(mask.to("cuda"), 2, 4, 2, 64, dlse=True)
