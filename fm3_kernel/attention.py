@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args, overload
 
-import torch
 from torch import Tensor
 
-from fm3_kernel.checks import FM3Error, check_mask, check_no_tangent, check_scale, check_tensors, scale_or_default
-from fm3_kernel.operators import attention_forward
+from fm3_kernel.checks import (
+    FM3Error,
+    check_mask,
+    check_scale,
+    check_tensors,
+    check_transforms,
+    check_types,
+    full_name,
+    scale_or_default,
+)
+from fm3_kernel.operators import attention_forward, is_watched
 from fm3_kernel.prepare import PreparedMask
 from masks.column_mask import ColumnMask
 
@@ -101,24 +109,23 @@ def flashmask_attention(
     """
     prepared = mask if isinstance(mask, PreparedMask) else None
     mask = mask.mask if isinstance(mask, PreparedMask) else mask
-    call = _signature(q, k, v, mask, scale, deterministic, return_lse, implementation)
+    check_types(q, k, v, mask)
+    tensors = _NO_MASK if mask is None else (mask.lts, mask.lte, mask.uts, mask.ute, mask.block_mask)
+    watched = is_watched((q, k, v, *tensors))
+    call = None if watched else _signature(q, k, v, mask, scale, deterministic, return_lse, implementation)
     if call is None or call not in _checked:
         _check(q, k, v, mask, scale, deterministic, return_lse, implementation)
         if call is not None:
             if len(_checked) >= _MOST_CHECKED:
                 _checked.clear()
             _checked.add(call)
-    check_no_tangent(q, k, v)
+    check_transforms(q, k, v)
     factor = scale_or_default(scale, q.shape[3])
     preparation = None if prepared is None or implementation == "reference" else prepared.current()
     prepared_tensors = (None, None) if preparation is None else (preparation.bounds, preparation.order)
-    if mask is None:
-        tensors: tuple[Tensor | None, ...] = (None,) * 5
-    else:
-        tensors = (mask.lts, mask.lte, mask.uts, mask.ute, mask.block_mask)
     causal = mask is not None and mask.causal
     rest = (*tensors, *prepared_tensors, causal, factor, deterministic, implementation)
-    out, lse = attention_forward(q, k, v, rest, preparation)
+    out, lse = attention_forward(q, k, v, rest, preparation, watched)
     return (out, lse) if return_lse else out
 
 
@@ -137,11 +144,12 @@ def _check(
     check_scale(scale)
     for name, flag in (("deterministic", deterministic), ("return_lse", return_lse)):
         if not isinstance(flag, bool):
-            raise TypeError(f"{name} is a {type(flag).__name__}; expected a bool")
+            raise TypeError(f"{name} is a {full_name(flag)}; expected a bool")
     if implementation not in IMPLEMENTATIONS:
         raise FM3Error(f"implementation is {implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
 
 
+_NO_MASK: tuple[Tensor | None, ...] = (None,) * 5
 _checked: set[tuple[Any, ...]] = set()
 _MOST_CHECKED = 4096
 
@@ -157,14 +165,10 @@ def _signature(
     implementation: Any,
 ) -> tuple[Any, ...] | None:
     """Everything that the checks look at, so that a model's layers are checked once and not in every call; None for a call
-    that is out of the ordinary or traced, and gets its checks whenever it comes."""
-    if (
-        torch.compiler.is_compiling()
-        or not type(q) is type(k) is type(v) is Tensor
-        or not (mask is None or type(mask) is ColumnMask)
-        or not (scale is None or type(scale) is float)
-        or not (type(deterministic) is type(return_lse) is bool and type(implementation) is str)
-    ):
+    that is out of the ordinary and gets its checks whenever it comes."""
+    if not (scale is None or type(scale) is float) or not (type(deterministic) is type(return_lse) is bool):
+        return None
+    if type(implementation) is not str or type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
         return None
     tensors = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, q.layout, k.layout, v.layout)
     if mask is None:

@@ -105,7 +105,11 @@ def find_nvcc() -> Path:
 
 @cache
 def _nvcc_version(nvcc: Path) -> str:
-    return subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout.strip().splitlines()[-1]
+    try:
+        done = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise BuildError(f"{nvcc} does not run: {error}") from error
+    return (done.stdout.strip().splitlines() or [""])[-1]
 
 
 def source_hash(nvcc: Path) -> str:
@@ -128,13 +132,16 @@ def build(name: str) -> Built:
     nvcc = find_nvcc()
     stem = f"{name}-{source_hash(nvcc)}"
     folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
     library, table = folder / f"{stem}.so", folder / f"{stem}.json"
-    with (folder / f"{name}.lock").open("w") as lock:
-        # Several ranks may ask for the same kernel at once: one compiles, the others wait and find it.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (library.exists() and table.exists()):
-            _compile(nvcc, source, library, table)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"{name}.lock").open("w") as lock:
+            # Several ranks may ask for the same kernel at once: one compiles, the others wait and find it.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (library.exists() and table.exists()):
+                _compile(nvcc, source, library, table)
+    except OSError as error:
+        raise BuildError(f"cannot build into {folder}: {error.strerror or error}; FM3_CACHE names another folder") from error
     return Built(name, library, tuple(Resources(**entry) for entry in json.loads(table.read_text())))
 
 

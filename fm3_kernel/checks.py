@@ -6,13 +6,14 @@ for a device.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from masks.column_mask import ColumnMask
+
+LARGEST_SCALE = 1e38
+"""What float32 can hold, with room for the logarithm's base."""
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -21,17 +22,35 @@ class FM3Error(ValueError):
     """Arguments that do not fit together: the message says what was given and what is allowed."""
 
 
-def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Types, ranks, dtypes, devices and shapes of q ``[B, Sq, Hq, D]`` and k, v ``[B, Sk, Hkv, D]``.
+def full_name(value: object) -> str:
+    """Name of a value's type, with its module where that is not Python's own (NumPy has a bool too)."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def check_types(q: Tensor, k: Tensor, v: Tensor, mask: ColumnMask | None) -> None:
+    """What kind of thing each argument is.
 
     Raises:
-        TypeError: not a tensor, or a dtype that is not one of fp16, bf16, fp32, fp64.
+        TypeError: not a tensor, not a mask; FM3Error: a nested tensor.
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+        if tensor.is_nested:
+            raise FM3Error(f"{name} is a nested tensor; pack the sequences into one and give a document mask")
+    if mask is not None and not isinstance(mask, ColumnMask):
+        raise TypeError(f"mask is a {type(mask).__name__}; expected a masks.column_mask.ColumnMask or None")
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Ranks, dtypes, devices and shapes of q ``[B, Sq, Hq, D]`` and k, v ``[B, Sk, Hkv, D]``.
+
+    Raises:
+        TypeError: a dtype that is not one of fp16, bf16, fp32, fp64.
         FM3Error: anything else.
     """
     named = {"q": q, "k": k, "v": v}
-    for name, tensor in named.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
     for name, tensor in named.items():
         if tensor.dim() != 4:
             raise FM3Error(f"{name} has shape {tuple(tensor.shape)}; expected 4 axes [batch, length, heads, head dim]")
@@ -59,13 +78,18 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise FM3Error(f"q has {heads} heads, k and v have {kv_heads}; query heads must be a multiple of KV heads")
 
 
-def check_no_tangent(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Forward-mode differentiation would silently give zero: refused while any input carries a tangent.
+def check_transforms(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Forward-mode differentiation would silently give zero, and torch.func's reverse mode fails in words of its own.
 
     Raises:
-        RuntimeError: names the input.
+        RuntimeError: names the transform and, for a tangent, the input.
     """
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+    if torch.compiler.is_compiling():
+        return
+    level = torch._C._functorch.peek_interpreter_stack()
+    if level is not None and level.key() == torch._C._functorch.TransformType.Grad:
+        raise RuntimeError("flashmask_attention cannot be differentiated by torch.func; use torch.autograd.grad or backward()")
+    if forward_ad._current_level < 0:
         return
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if forward_ad.unpack_dual(tensor).tangent is not None:
@@ -76,12 +100,10 @@ def check_mask(mask: ColumnMask | None, q: Tensor, k: Tensor) -> None:
     """Lengths, batch, heads and device of the mask against the tensors.
 
     Raises:
-        TypeError: not a ColumnMask; FM3Error: it does not fit.
+        FM3Error: it does not fit.
     """
     if mask is None:
         return
-    if not isinstance(mask, ColumnMask):
-        raise TypeError(f"mask is a {type(mask).__name__}; expected a masks.column_mask.ColumnMask or None")
     for name, given, wanted in (("seqlen_q", mask.seqlen_q, q.shape[1]), ("seqlen_k", mask.seqlen_k, k.shape[1])):
         if given != wanted:
             raise FM3Error(f"the mask has {name}={given}, the tensors have {wanted}; they must be equal")
@@ -104,8 +126,8 @@ def check_scale(scale: float | None) -> None:
         return
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(f"scale is a {type(scale).__name__}; expected a float or None")
-    if not math.isfinite(scale):
-        raise FM3Error(f"scale is {scale}; it must be finite")
+    if not -LARGEST_SCALE <= scale <= LARGEST_SCALE:  # NaN is not either
+        raise FM3Error(f"scale is {scale}; it must be finite, and at most {LARGEST_SCALE:.1e} in size")
 
 
 def scale_or_default(scale: float | None, head_dim: int) -> float:

@@ -168,9 +168,8 @@ def forward(
     Raises:
         FM3Error: tensors that the kernel does not take; CudaError: a launch failed.
     """
-    if scale <= 0:
-        # The kernel's softmax wants a positive factor; nobody hurries here.
-        q, scale = (-q, -scale) if scale < 0 else (torch.zeros_like(q, memory_format=torch.contiguous_format), 1.0)
+    if scale < SMALLEST_SCALE:
+        q, scale = with_positive_scale(q, scale)
     template = _template(q, k, v)
     batch, rows, heads, head_dim = q.shape
     device = q.device
@@ -194,6 +193,17 @@ def forward(
     del kept
     check(code, "the forward kernel")
     return out, lse
+
+
+SMALLEST_SCALE = 2.0**-120
+"""Below, fp32 has no room for the kernel's arithmetic."""
+
+
+def with_positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
+    """The same scores by a factor that the kernel's softmax can take; a factor next to zero means zero. Rare and slow."""
+    if abs(scale) < SMALLEST_SCALE:
+        return torch.zeros_like(q, memory_format=torch.contiguous_format), 1.0
+    return (-q, -scale) if scale < 0 else (q, scale)
 
 
 _templates: dict[tuple[object, ...], ForwardArgs | None] = {}
@@ -243,6 +253,8 @@ def mask_args(mask: MaskTensors, rows: int, columns: int, preparation: Preparati
         for name, x in zip(VECTOR_NAMES, mask[:4], strict=True):
             if x is not None:
                 kept.append(x if same else x.contiguous())
+                if x.numel() and not kept[-1].data_ptr():  # a null pointer would read as: no such vector
+                    raise FM3Error(f"{name} is a {type(x).__name__} without memory of its own; give a plain tensor")
                 setattr(args, name, kept[-1].data_ptr())
         args.vector_strides = STRIDES(*shared_strides(kept[0], 2), kept[0].stride(2))
     if preparation is not None:
@@ -277,6 +289,15 @@ def zeros(device: torch.device, stream: int, count: int) -> Tensor:
         found = torch.zeros(max(count, 1024), dtype=torch.int32, device=device)
         _workspaces[device, stream] = found
     return found
+
+
+def capture_id(device: torch.device) -> int:
+    """Number of the graph capture that the device's current stream is in; 0 outside of one."""
+    if not torch.cuda.is_current_stream_capturing():
+        return 0
+    library = load("prepare")
+    library.fm3_capture_id.restype = ctypes.c_uint64
+    return int(library.fm3_capture_id(ctypes.c_void_p(raw_stream(device.index))))
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]:

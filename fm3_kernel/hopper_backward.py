@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fm3_kernel.hopper import (
+    SMALLEST_SCALE,
     STRIDES,
     MaskArgs,
     MaskTensors,
@@ -23,6 +24,7 @@ from fm3_kernel.hopper import (
     prepare,
     raw_stream,
     shared_strides,
+    with_positive_scale,
     zeros,
 )
 from fm3_kernel.library import check
@@ -89,9 +91,8 @@ def backward(
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=device) for x in (q, k, v))
     if 0 in (batch, rows, heads, columns):
         return dq.zero_(), dk.zero_(), dv.zero_()
-    factor = scale
-    if scale <= 0:  # as the forward pass did
-        q, factor = (-q, -scale) if scale < 0 else (torch.zeros_like(q, memory_format=torch.contiguous_format), 1.0)
+    given = q
+    q, factor = with_positive_scale(q, scale)  # as the forward pass did
     if dout.stride(3) != 1 or any(stride % 8 for stride in dout.stride()[:3]) or dout.data_ptr() % 16:
         dout = dout.contiguous()
     if preparation is None and mask.lts is not None:
@@ -107,7 +108,7 @@ def backward(
         *(STRIDES(*shared_strides(x, 3)) for x in (out, dout, dq)),
         STRIDES(*dlse_strides),
         *(x.data_ptr() for x in (lse2, delta, sums)),
-        *(batch, heads, rows, head_dim, int(q.dtype == torch.bfloat16), factor if scale >= 0 else -factor),
+        *(batch, heads, rows, head_dim, int(q.dtype == torch.bfloat16), factor if q is given else -factor),
     )
     mask_of_call, kept = mask_args(mask, rows, columns, preparation)
     args = BackwardArgs(
@@ -128,4 +129,4 @@ def backward(
         check(kernel(ctypes.byref(args), stream), "the backward kernel")
         check(by_rows(ctypes.byref(rows_args), 0, stream), "finishing the backward pass")
     del kept
-    return (dq.zero_(), dk.zero_(), dv) if scale == 0 else (dq, dk, dv)
+    return (dq.zero_(), dk.zero_(), dv) if abs(scale) < SMALLEST_SCALE else (dq, dk, dv)

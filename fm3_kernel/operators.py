@@ -7,6 +7,7 @@ for. Arguments are checked by the public door (``fm3_kernel.attention``); what o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -149,14 +150,15 @@ class Attention(torch.autograd.Function):
 
 
 def attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...], preparation: hopper.Preparation | None
+    q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...], preparation: hopper.Preparation | None, watched: bool
 ) -> tuple[Tensor, Tensor]:
-    """``fm3::attention_forward``, by the shortest way that everything sees which may watch this call.
+    """``fm3::attention_forward``, by the shortest way that everything sees which watches this call.
 
     Args:
         rest: the operator's arguments after v. preparation: of the mask, the same that is in ``rest``, or None.
+        watched: what :func:`is_watched` says of all tensors of the call.
     """
-    if _is_watched(q, k, v):
+    if watched:
         out, lse = torch.ops.fm3.attention_forward(q, k, v, *rest)
     elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out, lse = Attention.apply(q, k, v, rest, preparation)
@@ -165,17 +167,21 @@ def attention_forward(
     return out, lse
 
 
-def _is_watched(*tensors: Tensor) -> bool:
-    """Whether a compiler, a dispatch mode, a function transform, a tracer, a tensor subclass or the
-    meta device must see the operator."""
+def is_watched(tensors: Iterable[OptionalTensor]) -> bool:
+    """Whether a compiler, a mode, a function transform, a tracer, the profiler, the meta device or a tensor that is more than
+    a tensor must see the operator."""
     return (
         torch.compiler.is_compiling()
-        or tensors[0].is_meta
-        or any(type(x) is not Tensor and type(x) is not torch.nn.Parameter for x in tensors)
+        or any(x is not None and (type(x) not in _PLAIN or x.is_meta) for x in tensors)
         or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
+        or torch._C._autograd._profiler_enabled()
     )
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 library.impl("attention_forward", _forward, "CompositeExplicitAutograd")

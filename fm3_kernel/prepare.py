@@ -9,12 +9,13 @@ written in place, and a CUDA graph that is being captured never takes over what 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fm3_kernel.checks import FM3Error
-from fm3_kernel.hopper import MaskTensors, Preparation, is_hopper
+from fm3_kernel.hopper import MaskTensors, Preparation, capture_id, is_hopper
 from fm3_kernel.hopper import prepare as prepare_on_hopper
 from masks.column_mask import ColumnMask
 
@@ -23,41 +24,47 @@ from masks.column_mask import ColumnMask
 class PreparedMask:
     """A mask and what was made of it; by :func:`prepare_mask`.
 
-    ``tensors`` are the mask's. ``preparation`` is None where the implementation for the mask's device needs none.
+    ``tensors`` are the mask's. ``preparation`` is None where the implementation for the mask's device needs none. ``states``
+    tell whether the tensors were written since; ``capture`` is the graph capture in which it was made, 0 for none.
     """
 
     mask: ColumnMask
     tensors: tuple[Tensor, ...]
     preparation: Preparation | None
-    versions: tuple[int, ...]
-    captured: bool
+    states: tuple[tuple[int, int], ...]
+    capture: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, deep or pickled, is a copy of the mask, prepared anew."""
+        return prepare_mask, (self.mask,)
 
     def current(self) -> Preparation | None:
         """What was prepared, if it still describes the mask.
 
         Returns:
-            None where the call has to prepare for itself: no preparation is needed on this device, or a graph is being
-            captured, whose replays must see what the vectors hold then.
+            None where the call has to prepare for itself: no preparation is needed on this device; the call is compiled, or
+            captured in another graph than this was made in, and replays must see what the vectors hold then; the vectors are
+            tensors of inference mode, whose writes nobody counts.
 
         Raises:
             FM3Error: the mask was changed in place, or it was prepared inside a graph capture and is used outside.
         """
         if torch.compiler.is_compiling():
-            return self.preparation
-        if _versions(self.tensors) != self.versions:
-            names = [
-                n for n, old, new in zip(self.mask.tensors(), self.versions, _versions(self.tensors), strict=True) if old != new
-            ]
+            return None
+        states = _states(self.tensors)
+        if states != self.states:
+            names = [n for n, old, new in zip(self.mask.tensors(), self.states, states, strict=True) if old != new]
             raise FM3Error(
                 f"{', '.join(names)} was changed in place after prepare_mask(); after a change call prepare_mask again"
             )
-        if self.preparation is None:
+        if self.preparation is None or any(version < 0 for version, _ in states):
             return None
-        capturing = torch.cuda.is_current_stream_capturing()
-        if capturing and not self.captured:
-            return None
-        if self.captured and not capturing:
-            raise FM3Error("this mask was prepared while a CUDA graph was captured; outside of it call prepare_mask again")
+        if self.capture or torch.cuda.is_current_stream_capturing():
+            now = capture_id(self.tensors[0].device)
+            if self.capture and not now:
+                raise FM3Error("this mask was prepared while a CUDA graph was captured; outside of it call prepare_mask again")
+            if now != self.capture:
+                return None
         return self.preparation
 
 
@@ -65,20 +72,21 @@ def prepare_mask(mask: ColumnMask) -> PreparedMask:
     """Prepare a mask for :func:`fm3_kernel.flashmask_attention`, which takes the result in the mask's place.
 
     Args:
-        mask: on the device where it will be used.
+        mask: on the device where it will be used. Writes to its vectors that torch does not count (through NumPy, DLPack,
+            ``.data`` or another library) are not noticed: prepare again after them.
 
     Raises:
         TypeError: not a ColumnMask.
     """
     if not isinstance(mask, ColumnMask):
         raise TypeError(f"mask is a {type(mask).__name__}; expected a masks.column_mask.ColumnMask")
-    needed = mask.device.type == "cuda" and is_hopper(mask.device) and mask.lts is not None and mask.seqlen_k > 0
-    preparation = prepare_on_hopper(MaskTensors.of(mask), mask.seqlen_q) if needed else None
-    captured = mask.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     tensors = tuple(mask.tensors().values())
-    return PreparedMask(mask, tensors, preparation, _versions(tensors), captured)
+    on_gpu = mask.device.type == "cuda"
+    needed = on_gpu and is_hopper(mask.device) and mask.lts is not None and mask.seqlen_k > 0
+    preparation = prepare_on_hopper(MaskTensors.of(mask), mask.seqlen_q) if needed else None
+    return PreparedMask(mask, tensors, preparation, _states(tensors), capture_id(mask.device) if needed else 0)
 
 
-def _versions(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
-    """How often each was written in place; tensors of inference mode do not count."""
-    return tuple([-1 if x.is_inference() else x._version for x in tensors])
+def _states(tensors: tuple[Tensor, ...]) -> tuple[tuple[int, int], ...]:
+    """How often each was written in place (-1 for tensors of inference mode, which do not count), and where it lies."""
+    return tuple([(-1 if x.is_inference() else x._version, x.data_ptr() if type(x) is Tensor else 0) for x in tensors])

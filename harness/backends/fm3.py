@@ -21,7 +21,8 @@ class Fm3(Backend):
     sources = (
         "csrc/common",
         "csrc/sm90",
-        *(f"fm3_kernel/{name}.py" for name in ("attention", "build", "hopper", "operators", "prepare")),
+        *(f"fm3_kernel/{name}.py" for name in ("attention", "build", "checks", "hopper", "library", "operators", "prepare")),
+        "masks/column_mask.py",
     )
 
     def probe(self, device: str) -> Availability:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import pytest
 import torch
 from dense_reference import actual, assert_close, expected, run, tensors
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fm3_kernel import FM3Error, flashmask_attention, prepare_mask, reference
@@ -193,8 +196,8 @@ def test_inputs_are_left_alone() -> None:
     inputs = tensors(1, 140, 140, dtype=torch.float32)
     copies = [x.clone() for x in inputs]
     actual(*inputs, random_mask(140, 0))
-    for x, copy in zip(inputs, copies, strict=True):
-        assert torch.equal(x, copy)
+    for x, before in zip(inputs, copies, strict=True):
+        assert torch.equal(x, before)
 
 
 def test_length_equal_to_heads() -> None:
@@ -284,6 +287,27 @@ def test_a_prepared_mask_stands_for_its_mask_until_it_is_written() -> None:
         prepare_mask("causal")  # type: ignore[arg-type]
 
 
+def test_copies_of_a_prepared_mask_work() -> None:
+    q, k, v, *_ = tensors(1, 20, 20)
+    mask = random_mask(20, 0)
+    assert mask.lts is not None
+    mask.lts.add_(0).add_(0)
+    prepared = prepare_mask(mask)
+    for copied in (copy.deepcopy(prepared), pickle.loads(pickle.dumps(prepared))):
+        assert copied.mask.lts is not mask.lts
+        assert torch.equal(flashmask_attention(q, k, v, copied), flashmask_attention(q, k, v, mask))
+
+
+def test_a_vector_whose_memory_was_exchanged_is_noticed() -> None:
+    q, k, v, *_ = tensors(1, 20, 20)
+    mask = random_mask(20, 0)
+    prepared = prepare_mask(mask)
+    assert mask.lts is not None
+    mask.lts.data = torch.zeros_like(mask.lts)
+    with pytest.raises(FM3Error, match="lts was changed in place"):
+        flashmask_attention(q, k, v, prepared)
+
+
 # -- operator, fake tensors, compile (kind P) ---------------------------------------------------------------------
 
 
@@ -333,8 +357,23 @@ def test_who_watches_sees_the_operator(grad: bool) -> None:
     with Watching() as watching:
         assert torch.equal(flashmask_attention(q, k, v, mask), expected)
     assert "fm3.attention_forward.default" in watching.seen
-    traced = torch.fx.experimental.proxy_tensor.make_fx(lambda q: flashmask_attention(q, k, v, mask))(q.detach())
-    assert "fm3.attention_forward" in traced.code
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return flashmask_attention(q, k, v)
+
+    for way in (lambda f: f, torch.func.functionalize, torch.vmap):
+        for mode in ("real", "symbolic"):
+            given = [x.detach()[None] if way is torch.vmap else x.detach() for x in (q, k, v)]
+            assert "fm3.attention_forward" in make_fx(way(attend), tracing_mode=mode)(*given).code
+    with torch.profiler.profile() as profile:
+        flashmask_attention(q, k, v, mask)
+    assert any(event.key == "fm3::attention_forward" for event in profile.key_averages())
+
+
+def test_functional_transforms_are_refused_by_name() -> None:
+    q, k, v, *_ = tensors(1, 20, 20, dtype=torch.float32)
+    with pytest.raises(RuntimeError, match=r"flashmask_attention cannot be differentiated by torch\.func"):
+        torch.func.grad(lambda q: flashmask_attention(q, k, v).sum())(q)
 
 
 def test_checks_are_not_skipped_for_a_call_that_differs() -> None:

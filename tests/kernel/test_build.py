@@ -106,3 +106,20 @@ def test_the_cache_follows_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(BuildError, match=r"nvcc failed on tiny\.cu"):
         build("tiny")
     assert not list((tmp_path / "cache").glob("*.tmp"))
+
+
+def test_a_cache_that_cannot_be_written_and_a_compiler_that_does_not_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setenv("FM3_CACHE", str(file))
+    with pytest.raises(BuildError, match="cannot build into .*file.*FM3_CACHE names another folder"):
+        build("prepare")
+    broken = tmp_path / "bin" / "nvcc"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(BuildError, match="nvcc does not run"):
+        build("prepare")

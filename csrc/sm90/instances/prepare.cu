@@ -119,3 +119,11 @@ extern "C" __attribute__((visibility("default"))) int fm3_prepare(
         *mask, parts, heads, bounds, order, tickets);
     return int(cudaGetLastError());
 }
+
+// Number of the graph capture that a stream is in, 0 outside of one.
+extern "C" __attribute__((visibility("default"))) unsigned long long fm3_capture_id(void* stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    unsigned long long id = 0;
+    const cudaError_t error = cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, &id);
+    return error == cudaSuccess && status == cudaStreamCaptureStatusActive ? id : 0;
+}
