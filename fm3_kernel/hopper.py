@@ -27,6 +27,9 @@ MOST_ORDERED = 8192
 L2_SHARE = 32 << 20
 """Bytes of keys and values that are worked on together: what surely stays in the L2 cache of a Hopper GPU."""
 
+LONGEST = 2**31 - 256
+"""Rows and columns, with room for a tile behind them in 32 bits."""
+
 MOST_ITEMS = 2**31 - 1
 """Row tiles of all heads and batch items that one launch counts."""
 
@@ -126,6 +129,9 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
                 f"{name} has strides {x.stride()} and its start is aligned to {x.data_ptr() & -x.data_ptr()} bytes; the Hopper "
                 f"kernel needs strides in multiples of 8 elements and a start aligned to 16 bytes: use {name}.clone()"
             )
+    for name, x in (("q", q), ("k", k)):
+        if x.shape[1] > LONGEST:
+            raise FM3Error(f"{name} has length {x.shape[1]}; the Hopper kernel takes at most {LONGEST}")
     items = tile_count(q.shape[1]) * q.shape[2] * q.shape[0]
     if items > MOST_ITEMS:
         raise FM3Error(f"{items} row tiles in all heads and batch items; at most {MOST_ITEMS} a call: split the batch")
@@ -142,11 +148,11 @@ def prepare(mask: MaskTensors, rows: int) -> Preparation:
     args, kept = mask_args(mask, rows, columns, None)
     with on_device(device):
         stream = raw_stream(device.index)
-        tickets = zeros(device, stream, batch * heads)
+        tickets, graph_memory = counters(device, stream, batch * heads)
         code = function("prepare", "fm3_prepare", "piipppp")(
-            ctypes.byref(args), batch, heads, bounds.data_ptr(), order.data_ptr(), tickets.data_ptr(), stream
+            ctypes.byref(args), batch, heads, bounds.data_ptr(), order.data_ptr(), tickets, stream
         )
-    del kept
+    del kept, graph_memory
     check(code, "preparing the mask")
     preparation = Preparation(bounds, order)
     return preparation._replace(args=mask_args(mask, rows, columns, preparation))
@@ -188,9 +194,9 @@ def forward(
     args.out, args.lse, args.scale = out.data_ptr(), lse.data_ptr(), scale
     with on_device(device):
         stream = raw_stream(device.index)
-        args.work = zeros(device, stream, 2).data_ptr()
+        args.work, graph_memory = counters(device, stream, 2)
         code = function(f"forward_d{head_dim}", "fm3_forward", "pp")(ctypes.byref(args), stream)
-    del kept
+    del kept, graph_memory
     check(code, "the forward kernel")
     return out, lse
 
@@ -276,19 +282,31 @@ def shared_strides(x: Tensor, axes: int) -> tuple[int, ...]:
     return tuple(0 if size == 1 else stride for size, stride in zip(x.shape[:axes], x.stride()[:axes], strict=True))
 
 
-_workspaces: dict[tuple[torch.device, int], Tensor] = {}
+_counters: dict[tuple[torch.device, int], tuple[int, int]] = {}
+_FEWEST_COUNTERS = 16384
 
 
-def zeros(device: torch.device, stream: int, count: int) -> Tensor:
-    """At least ``count`` zeroed ints that kernels leave zeroed. One set a stream; a graph that is captured gets its own, since
-    its replays may run beside anything."""
+def counters(device: torch.device, stream: int, count: int) -> tuple[int, object]:
+    """Address of at least ``count`` zeroed ints that kernels leave zeroed, and what must live until they are launched.
+
+    One set a stream, for good. A graph that is captured gets its own: its replays may run beside anything.
+
+    Raises:
+        OutOfMemoryError: there is no memory for them.
+    """
     if torch.cuda.is_current_stream_capturing():
-        return torch.zeros(count, dtype=torch.int32, device=device)
-    found = _workspaces.get((device, stream))
-    if found is None or found.numel() < count:
-        found = torch.zeros(max(count, 1024), dtype=torch.int32, device=device)
-        _workspaces[device, stream] = found
-    return found
+        own = torch.zeros(count, dtype=torch.int32, device=device)
+        return own.data_ptr(), own
+    address, room = _counters.get((device, stream), (0, 0))
+    if room < count:
+        room = max(2 * count, _FEWEST_COUNTERS)
+        library = load("prepare")
+        library.fm3_counters.restype = ctypes.c_void_p
+        address = library.fm3_counters(ctypes.c_int(room), ctypes.c_void_p(stream)) or 0
+        if not address:
+            raise torch.OutOfMemoryError(f"no memory for {4 * room} bytes of counters on {device}")
+        _counters[device, stream] = (address, room)
+    return address, None
 
 
 def capture_id(device: torch.device) -> int:

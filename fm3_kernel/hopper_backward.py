@@ -18,6 +18,7 @@ from fm3_kernel.hopper import (
     MaskTensors,
     Preparation,
     check_tensors,
+    counters,
     function,
     mask_args,
     on_device,
@@ -25,7 +26,6 @@ from fm3_kernel.hopper import (
     raw_stream,
     shared_strides,
     with_positive_scale,
-    zeros,
 )
 from fm3_kernel.library import check
 from masks.column_mask import tile_count
@@ -122,11 +122,11 @@ def backward(
     )
     with on_device(device):
         stream = raw_stream(device.index)
-        args.work = zeros(device, stream, 2).data_ptr()
+        args.work, graph_memory = counters(device, stream, 2)
         by_rows = function("backward_rows", "fm3_backward_rows", "pip")
         check(by_rows(ctypes.byref(rows_args), 1, stream), "preparing the backward pass")
         kernel = function(f"backward_d{head_dim}", "fm3_backward", "pp")
         check(kernel(ctypes.byref(args), stream), "the backward kernel")
         check(by_rows(ctypes.byref(rows_args), 0, stream), "finishing the backward pass")
-    del kept
+    del kept, graph_memory
     return (dq.zero_(), dk.zero_(), dv) if abs(scale) < SMALLEST_SCALE else (dq, dk, dv)

@@ -107,10 +107,11 @@ struct MultiplyRole {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const float sum = quad_sum(softmax.sum[h]);
-            inverse[h] = sum > 0.f ? 1.f / sum : 0.f;
+            // Only a row that saw nothing has the sum 0; a NaN stays one.
+            inverse[h] = sum == 0.f ? 0.f : 1.f / sum;
             const int row = work.row_tile * F::kM + warpgroup * 64 + 16 * warp + lane / 4 + 8 * h;
             if (lane % 4 == 0 && row < args.mask.rows) {
-                const float lse = sum > 0.f ? softmax.base[h] * args.scale + logf(sum) : -INFINITY;
+                const float lse = sum == 0.f ? -INFINITY : softmax.base[h] * args.scale + logf(sum);
                 args.lse[(int64_t(work.item) * args.heads + work.head) * args.mask.rows + row] = lse;
             }
         }

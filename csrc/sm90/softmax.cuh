@@ -66,8 +66,10 @@ struct Softmax {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             // A row without a key so far: 0 instead of -inf keeps (-inf) - (-inf) out of the exponents.
-            shift[h] = high[h] == -INFINITY ? 0.f : high[h] * scale_log2;
-            fade[h] = exp2_fast(base[h] * scale_log2 - shift[h]);
+            // Both products rounded the same way, so that a base that stays fades by exactly 1: contracted to one operation
+            // the difference would be a rounding error, the same in every tile, and add up.
+            shift[h] = high[h] == -INFINITY ? 0.f : __fmul_rn(high[h], scale_log2);
+            fade[h] = exp2_fast(__fmul_rn(base[h], scale_log2) - shift[h]);
             base[h] = high[h];
             sum[h] *= fade[h];
         }

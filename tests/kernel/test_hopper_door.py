@@ -238,6 +238,45 @@ def test_compiled_without_recompiling_for_a_new_mask() -> None:
 
 
 @pytest.mark.hopper
+def test_compiled_into_graphs() -> None:
+    """The compiler's own CUDA graphs warm up in a pool of their own; nothing of this project may stay in it."""
+    compiled = torch.compile(flashmask_attention, fullgraph=True, mode="reduce-overhead")
+    for lengths in ([100, 200, 84], [384], [1, 383], [7] * 54 + [6]):
+        mask = document_mask(lengths)
+        q, k, v = inputs(1, 384, 384)
+        expected = flashmask_attention(q, k, v, mask)
+        for _ in range(3):
+            torch.compiler.cudagraph_mark_step_begin()
+            assert torch.equal(compiled(q, k, v, mask), expected)
+
+
+@pytest.mark.hopper
+def test_a_row_that_waits_for_its_first_column_does_not_wear_out_its_neighbours() -> None:
+    """Rows that see only the last columns keep their warp on the exact way; what its other rows hold must stay as it is."""
+    length = 65536
+    lts = torch.zeros((1, 1, length), dtype=torch.int32)
+    lte = torch.full((1, 1, length), 8, dtype=torch.int32)
+    lte[..., -64:] = 0
+    mask = ColumnMask(lts=lts, lte=lte, uts=lts.clone(), ute=lts.clone(), seqlen_q=16, seqlen_k=length).to("cuda")
+    q, k, v = inputs(1, 16, length, 2, 2, 128)
+    k[:, :64] = 6 * q[:, :1]  # a high base, and all weight on the first columns
+    scale = 128**-0.5
+    _, lse = flashmask_attention(q, k, v, mask, return_lse=True)
+    _, exact = reference.forward(q.float(), k.float(), v.float(), mask, scale)
+    torch.testing.assert_close(lse, exact, rtol=0, atol=1e-4)
+
+
+@pytest.mark.hopper
+def test_a_nan_stays_one() -> None:
+    q, k, v = inputs(1, 300, 300)
+    q[0, 5, 1, 3] = torch.nan
+    out, lse = flashmask_attention(q, k, v, causal(300), return_lse=True)
+    assert bool(out[0, 5, 1].isnan().all())
+    assert bool(lse[0, 1, 5].isnan())
+    assert int(lse.isnan().sum()) == 1
+
+
+@pytest.mark.hopper
 def test_opcheck() -> None:
     for mask in (document_mask([100, 28]), ColumnMask(seqlen_q=128, seqlen_k=128).to("cuda")):
         tensors = (mask.lts, mask.lte, mask.uts, mask.ute, mask.block_mask, None, None)

@@ -127,3 +127,15 @@ extern "C" __attribute__((visibility("default"))) unsigned long long fm3_capture
     const cudaError_t error = cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, &id);
     return error == cudaSuccess && status == cudaStreamCaptureStatusActive ? id : 0;
 }
+
+// Zeroed ints on the current device, for counters that every launch leaves zeroed; null if there is no memory. Not from
+// torch's allocator: memory that outlives a call must not come from the pool of a graph that is being made.
+extern "C" __attribute__((visibility("default"))) void* fm3_counters(int count, void* stream) {
+    void* memory = nullptr;
+    const size_t bytes = size_t(count) * sizeof(int);
+    if (cudaMalloc(&memory, bytes) != cudaSuccess) {
+        cudaGetLastError();  // ours, and dealt with
+        return nullptr;
+    }
+    return cudaMemsetAsync(memory, 0, bytes, static_cast<cudaStream_t>(stream)) == cudaSuccess ? memory : nullptr;
+}
