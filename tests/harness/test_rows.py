@@ -83,7 +83,8 @@ def test_json_that_exhausts_its_reader_is_a_bad_row(tmp_path: Path, line: str) -
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("a.jsonl", b"\xff\xfe\n"), ("a.jsonl.gz", gzip.compress(b"{}\n", mtime=0)[:-9]), ("b.jsonl.gz", b"no")]
+    ("name", "content"),
+    [("a.jsonl", b"\xff\xfe\n"), ("a.jsonl.gz", gzip.compress(b"{}\n", mtime=0)[:-9]), ("b.jsonl.gz", b"no")],
 )
 def test_files_that_cannot_be_read_are_named(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / "rows").mkdir()
