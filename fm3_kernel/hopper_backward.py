@@ -11,6 +11,7 @@ import ctypes
 import torch
 from torch import Tensor
 
+from fm3_kernel.checks import FM3Error
 from fm3_kernel.hopper import (
     SMALLEST_SCALE,
     STRIDES,
@@ -76,7 +77,7 @@ def backward(
     """Gradients of q, k and v.
 
     Args:
-        dout: like ``out``, any strides; dlse: like ``lse``, any strides, or None.
+        dout: like ``out``, any strides, finite also in rows that see nothing; dlse: like ``lse``, any strides, or None.
         q, k, v, mask, scale, preparation: as for :func:`fm3_kernel.hopper.forward`, D = 64 or 128; out, lse: its result.
 
     Returns:
@@ -86,6 +87,8 @@ def backward(
         FM3Error: tensors that the kernel does not take; CudaError: a launch failed.
     """
     check_tensors(q, k, v)
+    if q.shape[3] not in HEAD_DIMS:
+        raise FM3Error(f"head dim is {q.shape[3]}; the Hopper backward kernel takes {', '.join(map(str, HEAD_DIMS))}")
     (batch, rows, heads, head_dim), (columns, kv_heads) = q.shape, k.shape[1:3]
     device = q.device
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=device) for x in (q, k, v))
@@ -94,7 +97,7 @@ def backward(
     given = q
     q, factor = with_positive_scale(q, scale)  # as the forward pass did
     if dout.stride(3) != 1 or any(stride % 8 for stride in dout.stride()[:3]) or dout.data_ptr() % 16:
-        dout = dout.contiguous()
+        dout = dout.clone(memory_format=torch.contiguous_format)  # contiguous() would keep a start that is not aligned
     if preparation is None and mask.lts is not None:
         preparation = prepare(mask, rows)
     padded = tile_count(rows, ROWS) * ROWS

@@ -102,16 +102,17 @@ struct BackwardLoadRole {
             ptx::tma_load(shared.k, &maps.k, &shared.kv_full, column_tile * F::kN, kv_head, item, ptx::kEvictFirst);
             ptx::tma_load(shared.v, &maps.v, &shared.kv_full, column_tile * F::kN, kv_head, item, ptx::kEvictFirst);
             ++items;
-            Place place = next(item, kv_head * group, end, 0, column_tile);
-            if (place.head == end) {
-                say(kNoRows | kEndsItem);
-                continue;
-            }
-            for (int last_head = -1; place.head < end;) {
+            Place place{kv_head * group, -1, false};
+            for (int last_head = -1;;) {
                 const Place after = next(item, place.head, end, place.row_tile + 1, column_tile);
-                const int flags = (place.partial ? kCut : 0) | (place.head != last_head ? kNewHead : 0) | (after.head == end ? kEndsItem : 0);
-                load_rows(item, place, flags);
-                last_head = place.head;
+                const bool ends = after.head == end;
+                if (place.row_tile >= 0) {
+                    load_rows(item, place, (place.partial ? kCut : 0) | (place.head != last_head ? kNewHead : 0) | (ends ? kEndsItem : 0));
+                    last_head = place.head;
+                } else if (ends) {
+                    say(kNoRows | kEndsItem);
+                }
+                if (ends) break;
                 place = after;
             }
         }

@@ -29,8 +29,10 @@ struct Backward {
     static constexpr int kKeyBytes = kN * kD * int(sizeof(T));
     static constexpr int kSumBytes = kM * kD * int(sizeof(float)) / kWarpgroups;  // of one warpgroup's part of dQ
 
-    static constexpr int kLightRegisters = 64;
+    static constexpr int kLightRegisters = 56;
     static constexpr int kMultiplyRegisters = 224;
+    // More than the block was launched with is never there: the increase would wait for ever.
+    static_assert(128 * (kLightRegisters + kWarpgroups * kMultiplyRegisters) <= kThreads * (65536 / kThreads / 8 * 8));
 
     // Named barriers; 0 is __syncthreads.
     static constexpr int kTogether = 1;  // both warpgroups

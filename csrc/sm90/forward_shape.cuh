@@ -27,9 +27,11 @@ struct Forward {
     static constexpr int kQueryBytes = kM * kD * int(sizeof(T));
     static constexpr int kKeyBytes = kN * kD * int(sizeof(T));
 
-    // The split at which no role spills (ptxas 13.0); 128 * (first + warpgroups * second) must fit 65,536 registers.
+    // The split at which no role spills (ptxas 13.0).
     static constexpr int kLoadRegisters = 56;
     static constexpr int kMultiplyRegisters = 224;
+    // More than the block was launched with is never there: the increase would wait for ever.
+    static_assert(128 * (kLoadRegisters + kWarpgroups * kMultiplyRegisters) <= kThreads * (65536 / kThreads / 8 * 8));
 
     struct __align__(1024) Shared {
         T q[kQueryStages][kM * kD];
