@@ -42,21 +42,6 @@ __device__ __forceinline__ void wait(Barrier* barrier, int parity) {
         : "memory");
 }
 
-// Whether the phase of this parity has ended; does not wait.
-__device__ __forceinline__ bool ended(Barrier* barrier, int parity) {
-    int done;
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-        "selp.s32 %0, 1, 0, done;\n"
-        "}\n"
-        : "=r"(done)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory");
-    return done != 0;
-}
-
 // Position in a ring of stages, with the parity that goes with it.
 template <int kStages>
 struct Ring {
