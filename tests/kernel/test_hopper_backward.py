@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-from pathlib import Path
-
 import pytest
 import torch
-from c_side import counters_are_zero, offsets_in_c
+from c_side import counters_are_zero
 from hypothesis import HealthCheck, given, settings
 from random_masks import random_masks
 
@@ -15,16 +12,6 @@ from fm3_kernel import hopper, hopper_backward, reference
 from masks.column_mask import ColumnMask
 from masks.documents import documents_from_lengths
 from masks.families import FAMILIES, build_mask
-
-
-@pytest.mark.parametrize(
-    ("name", "structure"),
-    [("Fm3BackwardArgs", hopper_backward.BackwardArgs), ("Fm3RowsArgs", hopper_backward.RowsArgs)],
-)
-def test_the_arguments_have_the_layout_of_the_header(name: str, structure: type[ctypes.Structure], tmp_path: Path) -> None:
-    fields = [field[0] for field in structure._fields_]
-    expected = [getattr(structure, field).offset for field in fields] + [ctypes.sizeof(structure)]
-    assert offsets_in_c("backward_args.h", name, fields, tmp_path) == expected
 
 
 def compare(

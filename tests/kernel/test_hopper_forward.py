@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-from pathlib import Path
-
 import pytest
 import torch
-from c_side import counters_are_zero, offsets_in_c
+from c_side import counters_are_zero
 
 from fm3_kernel import flashmask_attention, hopper, prepare_mask, reference
 from masks.column_mask import ColumnMask
 from masks.documents import documents_from_lengths
 from masks.families import FAMILIES, build_mask
-
-
-@pytest.mark.parametrize(("name", "structure"), [("Fm3ForwardArgs", hopper.ForwardArgs), ("Fm3Mask", hopper.MaskArgs)])
-def test_the_arguments_have_the_layout_of_the_header(name: str, structure: type[ctypes.Structure], tmp_path: Path) -> None:
-    fields = [field[0] for field in structure._fields_]
-    expected = [getattr(structure, field).offset for field in fields] + [ctypes.sizeof(structure)]
-    assert offsets_in_c("forward_args.h", name, fields, tmp_path) == expected
 
 
 def compare(
