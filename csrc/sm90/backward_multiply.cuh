@@ -8,6 +8,7 @@
 
 #include "backward_args.h"
 #include "backward_shape.cuh"
+#include "fragments.cuh"
 #include "hidden_bits.cuh"
 #include "ptx/sync.cuh"
 #include "ptx/wgmma.cuh"
@@ -113,14 +114,6 @@ struct BackwardMultiplyRole {
         ptx::wgmma_commit();
     }
 
-    static __device__ __forceinline__ void pack(const float (&s)[kM / 2], uint32_t (&p)[kM / 16][4]) {
-#pragma unroll
-        for (int i = 0; i < kM / 16; ++i) {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) p[i][j] = ptx::packed(s[8 * i + 2 * j], s[8 * i + 2 * j + 1], T{});
-        }
-    }
-
     // dS, keys by queries in registers, to queries by keys in the swizzle: one stmatrix turns 16 keys by 16 queries.
     __device__ __forceinline__ void store_ds(const uint32_t (&ds)[kM / 16][4], T* to) const {
         const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
@@ -212,8 +205,8 @@ struct BackwardMultiplyRole {
             }
         }
         uint32_t p16[kM / 16][4], ds16[kM / 16][4];
-        pack(s, p16);
-        pack(ds, ds16);
+        pack<T>(s, p16);
+        pack<T>(ds, ds16);
         T* exchanged = shared.ds[steps & 1];
         store_ds(ds16, exchanged);
         add_product(dv, p16, shared.dout[stage]);

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "forward_shape.cuh"
+#include "fragments.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/sync.cuh"
 #include "ptx/wgmma.cuh"
@@ -65,14 +66,6 @@ struct MultiplyRole {
             ptx::Wgmma<kD, T, ptx::Major::kMN>::registers(o, p[step], v + 128 * step, step > 0 ? 1 : keep);
         }
         ptx::wgmma_commit();
-    }
-
-    static __device__ __forceinline__ void pack(const float (&s)[kN / 2], uint32_t (&p)[kN / 16][4]) {
-#pragma unroll
-        for (int i = 0; i < kN / 16; ++i) {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) p[i][j] = ptx::packed(s[8 * i + 2 * j], s[8 * i + 2 * j + 1], T{});
-        }
     }
 
     __device__ __forceinline__ void hide_elements(float (&s)[kN / 2]) {
@@ -224,7 +217,7 @@ struct MultiplyRole {
 #pragma unroll
             for (int i = 0; i < kD / 2; ++i) x.o[i] *= fade[(i / 2) % 2];
         }
-        pack(x.s, x.p);
+        pack<T>(x.s, x.p);
     }
 
     __device__ void run() {
@@ -239,7 +232,7 @@ struct MultiplyRole {
             float fade[2];
             exponentiate<true>(x, tile, fade);
             release_keys(tile);
-            pack(x.s, x.p);
+            pack<T>(x.s, x.p);
             int keep = 0;  // whether the accumulators hold something of this row tile
             for (;;) {
                 while (!(tile & kIsLast)) {
