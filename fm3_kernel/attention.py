@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args, overload
 
+import torch
 from torch import Tensor
 
 from fm3_kernel.checks import (
@@ -107,11 +108,11 @@ def flashmask_attention(
         TypeError: an argument of the wrong type or dtype.
         RuntimeError: on a second derivative, and on a forward-mode one.
     """
-    prepared = mask if isinstance(mask, PreparedMask) else None
-    mask = mask.mask if isinstance(mask, PreparedMask) else mask
-    check_types(q, k, v, mask)
-    tensors = _NO_MASK if mask is None else (mask.lts, mask.lte, mask.uts, mask.ute, mask.block_mask)
-    watched = is_watched((q, k, v, *tensors))
+    prepared = None
+    if isinstance(mask, PreparedMask):
+        prepared, mask = mask, mask.mask
+    tensors = _NO_MASK if mask is None else _mask_tensors(mask)
+    watched = is_watched(q, k, v, tensors)
     call = None if watched else _signature(q, k, v, mask, scale, deterministic, return_lse, implementation)
     if call is None or call not in _checked:
         _check(q, k, v, mask, scale, deterministic, return_lse, implementation)
@@ -125,8 +126,14 @@ def flashmask_attention(
     prepared_tensors = (None, None) if preparation is None else (preparation.bounds, preparation.order)
     causal = mask is not None and mask.causal
     rest = (*tensors, *prepared_tensors, causal, factor, deterministic, implementation)
-    out, lse = attention_forward(q, k, v, rest, preparation, watched)
+    out, lse = attention_forward(q, k, v, rest, preparation, watched, call)
     return (out, lse) if return_lse else out
+
+
+def _mask_tensors(mask: object) -> tuple[Tensor | None, ...]:
+    if not isinstance(mask, ColumnMask):
+        raise TypeError(f"mask is a {full_name(mask)}; expected a masks.column_mask.ColumnMask or None")
+    return mask.lts, mask.lte, mask.uts, mask.ute, mask.block_mask
 
 
 def _check(
@@ -139,6 +146,7 @@ def _check(
     return_lse: bool,
     implementation: str,
 ) -> None:
+    check_types(q, k, v)
     check_tensors(q, k, v)
     check_mask(mask, q, k)
     check_scale(scale)
@@ -164,16 +172,19 @@ def _signature(
     return_lse: Any,
     implementation: Any,
 ) -> tuple[Any, ...] | None:
-    """Everything that the checks look at, so that a model's layers are checked once and not in every call; None for a call
-    that is out of the ordinary and gets its checks whenever it comes."""
+    """Everything that the checks look at, the kernels' own among them, so that a model's layers are checked once and not in
+    every call; None for a call that is out of the ordinary and gets its checks whenever it comes."""
     if not (scale is None or type(scale) is float) or not (type(deterministic) is type(return_lse) is bool):
         return None
     if type(implementation) is not str or type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
         return None
-    tensors = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, q.layout, k.layout, v.layout)
+    if q.is_nested or k.is_nested or v.is_nested or q.layout != torch.strided or k.layout != q.layout or v.layout != q.layout:
+        return None
+    sizes = (q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride())
+    kinds = (q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, scale, implementation)
     if mask is None:
-        return (*tensors, scale, implementation)
+        return (sizes, kinds)
     vectors, block = mask.lts, mask.block_mask
     of_vectors = None if vectors is None else (vectors.shape, vectors.device)
     of_block = None if block is None else (block.shape, block.device)
-    return (*tensors, scale, implementation, mask.seqlen_q, mask.seqlen_k, of_vectors, of_block)
+    return (sizes, kinds, mask.seqlen_q, mask.seqlen_k, of_vectors, of_block)

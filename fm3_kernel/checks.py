@@ -28,19 +28,17 @@ def full_name(value: object) -> str:
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
-def check_types(q: Tensor, k: Tensor, v: Tensor, mask: ColumnMask | None) -> None:
+def check_types(q: Tensor, k: Tensor, v: Tensor) -> None:
     """What kind of thing each argument is.
 
     Raises:
-        TypeError: not a tensor, not a mask; FM3Error: a nested tensor.
+        TypeError: not a tensor; FM3Error: a nested tensor.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
         if tensor.is_nested:
             raise FM3Error(f"{name} is a nested tensor; pack the sequences into one and give a document mask")
-    if mask is not None and not isinstance(mask, ColumnMask):
-        raise TypeError(f"mask is a {type(mask).__name__}; expected a masks.column_mask.ColumnMask or None")
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:

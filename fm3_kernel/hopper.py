@@ -159,14 +159,20 @@ def prepare(mask: MaskTensors, rows: int) -> Preparation:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, mask: MaskTensors, scale: float, preparation: Preparation | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: MaskTensors,
+    scale: float,
+    preparation: Preparation | None = None,
+    call: object = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention output and log-sum-exp.
 
     Args:
         q: ``[B, Sq, Hq, D]``; k, v: ``[B, Sk, Hkv, D]``; as :func:`check_tensors` has them.
         mask: of Sq rows and Sk columns, on the tensors' device. preparation: of this mask; made here if None.
-        scale: finite.
+        scale: finite. call: equal only for calls of equal sizes, strides, dtypes and devices; None for a call of its own.
 
     Returns:
         ``out`` like q, contiguous; ``lse`` fp32 ``[B, Hq, Sq]``, natural logarithm. A row that sees no column: 0 and -inf.
@@ -175,19 +181,20 @@ def forward(
         FM3Error: tensors that the kernel does not take; CudaError: a launch failed.
     """
     if scale < SMALLEST_SCALE:
-        q, scale = with_positive_scale(q, scale)
-    template = _template(q, k, v)
-    batch, rows, heads, head_dim = q.shape
+        (q, scale), call = with_positive_scale(q, scale), None
+    if call is None or (plan := _plans.get(call)) is None:
+        plan = _plan(q, k, v, call)
+    elif (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16:  # not a matter of sizes
+        check_tensors(q, k, v)
     device = q.device
-    out = torch.empty((batch, rows, heads, head_dim), dtype=q.dtype, device=device)
-    lse = torch.empty((batch, heads, rows), dtype=torch.float32, device=device)
-    if template is None:
+    out, lse = empty(plan.out, q.dtype, device), empty(plan.lse, torch.float32, device)
+    if plan.args is None:
         return out.zero_(), lse.fill_(-torch.inf)
     if preparation is None and mask.lts is not None:
-        preparation = prepare(mask, rows)
-    args = ForwardArgs.from_buffer_copy(template)
+        preparation = prepare(mask, q.shape[1])
+    args = ForwardArgs.from_buffer_copy(plan.args)
     if preparation is None or preparation.args is None:
-        args.mask, kept = mask_args(mask, rows, k.shape[1], preparation)
+        args.mask, kept = mask_args(mask, q.shape[1], k.shape[1], preparation)
     else:
         args.mask, kept = preparation.args
     args.q, args.k, args.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
@@ -195,7 +202,7 @@ def forward(
     with on_device(device):
         stream = raw_stream(device.index)
         args.work, graph_memory = counters(device, stream, 2)
-        code = function(f"forward_d{head_dim}", "fm3_forward", "pp")(ctypes.byref(args), stream)
+        code = plan.function(ctypes.byref(args), stream)
     del kept, graph_memory
     check(code, "the forward kernel")
     return out, lse
@@ -212,38 +219,59 @@ def with_positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
     return (-q, -scale) if scale < 0 else (q, scale)
 
 
-_templates: dict[tuple[object, ...], ForwardArgs | None] = {}
-_MOST_TEMPLATES = 1024
+class _Plan(NamedTuple):
+    """What of a call follows from its sizes, strides, dtypes and device."""
+
+    args: ForwardArgs | None  # None: there is nothing to compute
+    function: Callable[..., int]
+    out: tuple[tuple[int, ...], tuple[int, ...]]  # shape, strides
+    lse: tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def _template(q: Tensor, k: Tensor, v: Tensor) -> ForwardArgs | None:
-    """The arguments of a call as far as they follow from sizes and strides, which are checked the first time they are seen;
-    None when there is nothing to compute."""
-    key = (q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.device)
-    try:
-        template = _templates[key]
-    except KeyError:
-        check_tensors(q, k, v)
-        (batch, rows, heads, head_dim), (columns, kv_heads) = q.shape, k.shape[1:3]
-        template = None
-        if 0 not in (batch, rows, heads, columns):
-            fitting = L2_SHARE // (4 * columns * head_dim)  # KV heads; two tensors of 2 bytes
-            template = ForwardArgs(
-                *(None,) * 5,
-                *(STRIDES(*shared_strides(x, 3)) for x in (q, k, v)),
-                STRIDES(rows * heads * head_dim, heads * head_dim, head_dim),
-                MaskArgs(),
-                None,
-                *(batch, heads, kv_heads, int(q.dtype == torch.bfloat16), 0.0),
-                min(heads, max(1, fitting) * (heads // kv_heads)),
-                torch.cuda.get_device_properties(q.device).multi_processor_count,
-            )
-        if len(_templates) >= _MOST_TEMPLATES:
-            _templates.clear()
-        _templates[key] = template
-    if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16:  # not a matter of sizes
-        check_tensors(q, k, v)
-    return template
+_plans: dict[object, _Plan] = {}
+_MOST_PLANS = 1024
+
+
+def _plan(q: Tensor, k: Tensor, v: Tensor, call: object) -> _Plan:
+    """Checks the tensors and makes the plan of a call, which is kept for the next one unless ``call`` is None."""
+    check_tensors(q, k, v)
+    (batch, rows, heads, head_dim), (columns, kv_heads) = q.shape, k.shape[1:3]
+    out_strides = (rows * heads * head_dim, heads * head_dim, head_dim)
+    args = None
+    if 0 not in (batch, rows, heads, columns):
+        fitting = L2_SHARE // (4 * columns * head_dim)  # KV heads; two tensors of 2 bytes
+        args = ForwardArgs(
+            *(None,) * 5,
+            *(STRIDES(*shared_strides(x, 3)) for x in (q, k, v)),
+            STRIDES(*out_strides),
+            MaskArgs(),
+            None,
+            *(batch, heads, kv_heads, int(q.dtype == torch.bfloat16), 0.0),
+            min(heads, max(1, fitting) * (heads // kv_heads)),
+            torch.cuda.get_device_properties(q.device).multi_processor_count,
+        )
+    plan = _Plan(
+        args,
+        function(f"forward_d{head_dim}", "fm3_forward", "pp"),
+        ((batch, rows, heads, head_dim), (*out_strides, 1)),
+        ((batch, heads, rows), (heads * rows, rows, 1)),
+    )
+    if call is not None:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        _plans[call] = plan
+    return plan
+
+
+def empty(layout: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory for a tensor of this shape and these strides, by the short cut that torch's compiled code takes where there is
+    one: it costs a third of ``torch.empty`` on the host."""
+    if _empty_strided is not None and torch.cuda.current_device() == device.index:
+        return cast(Tensor, _empty_strided(*layout, dtype))
+    return torch.empty_strided(*layout, dtype=dtype, device=device)
+
+
+_empty_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 
 
 def mask_args(mask: MaskTensors, rows: int, columns: int, preparation: Preparation | None) -> tuple[MaskArgs, object]:

@@ -7,7 +7,6 @@ for. Arguments are checked by the public door (``fm3_kernel.attention``); what o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -51,12 +50,13 @@ def _forward(
     implementation: str,
     *,
     preparation: hopper.Preparation | None = None,
+    call: object = None,
 ) -> tuple[Tensor, Tensor]:
     # Every forward implementation is deterministic, so the flag has nothing to choose here.
     if implementation == "hopper" or (implementation == "auto" and q.is_cuda and hopper.is_hopper(q.device)):
         if preparation is None and bounds is not None and order is not None:
             preparation = hopper.Preparation(bounds, order)
-        return hopper.forward(q, k, v, hopper.MaskTensors(lts, lte, uts, ute, block_mask, causal), scale, preparation)
+        return hopper.forward(q, k, v, hopper.MaskTensors(lts, lte, uts, ute, block_mask, causal), scale, preparation, call)
     return reference.forward(q, k, v, _mask(q, k, (lts, lte, uts, ute, block_mask), causal), scale)
 
 
@@ -137,9 +137,11 @@ class Attention(torch.autograd.Function):
     """The operator and its gradient without the dispatcher, for calls that nobody traces: a fifth of the time on the host."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...], preparation: Any) -> tuple[Tensor, Tensor]:
-        """``rest``: the operator's arguments after v."""
-        output = _forward(q, k, v, *rest, preparation=preparation)
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...], extra: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """``rest``: the operator's arguments after v; ``extra``: those that only this way has."""
+        output = _forward(q, k, v, *rest, **extra)
         _save(ctx, (q, k, v, *rest), output)
         return output
 
@@ -150,30 +152,41 @@ class Attention(torch.autograd.Function):
 
 
 def attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...], preparation: hopper.Preparation | None, watched: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rest: tuple[Any, ...],
+    preparation: hopper.Preparation | None,
+    watched: bool,
+    call: object,
 ) -> tuple[Tensor, Tensor]:
     """``fm3::attention_forward``, by the shortest way that everything sees which watches this call.
 
     Args:
         rest: the operator's arguments after v. preparation: of the mask, the same that is in ``rest``, or None.
-        watched: what :func:`is_watched` says of all tensors of the call.
+        watched: what :func:`is_watched` says of the call.
+        call: equal for calls of equal sizes, strides, dtypes and devices, so that what follows from those is found again; None
+            for a call of its own.
     """
     if watched:
         out, lse = torch.ops.fm3.attention_forward(q, k, v, *rest)
     elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out, lse = Attention.apply(q, k, v, rest, preparation)
+        out, lse = Attention.apply(q, k, v, rest, {"preparation": preparation, "call": call})
     else:
-        out, lse = _forward(q, k, v, *rest, preparation=preparation)
+        out, lse = _forward(q, k, v, *rest, preparation=preparation, call=call)
     return out, lse
 
 
-def is_watched(tensors: Iterable[OptionalTensor]) -> bool:
+def is_watched(q: Tensor, k: Tensor, v: Tensor, others: tuple[OptionalTensor, ...]) -> bool:
     """Whether a compiler, a mode, a function transform, a tracer, the profiler, the meta device or a tensor that is more than
     a tensor must see the operator."""
+    if torch.compiler.is_compiling() or type(q) not in _PLAIN or type(k) not in _PLAIN or type(v) not in _PLAIN or q.is_meta:
+        return True
+    for x in others:
+        if x is not None and type(x) not in _PLAIN:
+            return True
     return (
-        torch.compiler.is_compiling()
-        or any(x is not None and (type(x) not in _PLAIN or x.is_meta) for x in tensors)
-        or torch._C._len_torch_dispatch_stack() > 0
+        torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None

@@ -24,8 +24,9 @@ from masks.column_mask import ColumnMask
 class PreparedMask:
     """A mask and what was made of it; by :func:`prepare_mask`.
 
-    ``tensors`` are the mask's. ``preparation`` is None where the implementation for the mask's device needs none. ``states``
-    tell whether the tensors were written since; ``capture`` is the graph capture in which it was made, 0 for none.
+    ``tensors`` are the mask's. ``preparation`` is None where there is none to use: the implementation for the mask's device
+    needs none, or the vectors are tensors of inference mode, whose writes nobody counts. ``states`` tell whether the tensors
+    were written since, as far as that is counted; ``capture`` is the graph capture in which it was made, 0 for none.
     """
 
     mask: ColumnMask
@@ -42,14 +43,13 @@ class PreparedMask:
         """What was prepared, if it still describes the mask.
 
         Returns:
-            None where the call has to prepare for itself: no preparation is needed on this device; the call is compiled, or
-            captured in another graph than this was made in, and replays must see what the vectors hold then; the vectors are
-            tensors of inference mode, whose writes nobody counts.
+            None where the call has to prepare for itself: there is no preparation; or the call is compiled, or captured in
+            another graph than this was made in, and replays must see what the vectors hold then.
 
         Raises:
             FM3Error: the mask was changed in place, or it was prepared inside a graph capture and is used outside.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not self.states:
             return None
         states = _states(self.tensors)
         if states != self.states:
@@ -57,7 +57,7 @@ class PreparedMask:
             raise FM3Error(
                 f"{', '.join(names)} was changed in place after prepare_mask(); after a change call prepare_mask again"
             )
-        if self.preparation is None or any(version < 0 for version, _ in states):
+        if self.preparation is None:
             return None
         if self.capture or torch.cuda.is_current_stream_capturing():
             now = capture_id(self.tensors[0].device)
@@ -82,11 +82,14 @@ def prepare_mask(mask: ColumnMask) -> PreparedMask:
         raise TypeError(f"mask is a {type(mask).__name__}; expected a masks.column_mask.ColumnMask")
     tensors = tuple(mask.tensors().values())
     on_gpu = mask.device.type == "cuda"
-    needed = on_gpu and is_hopper(mask.device) and mask.lts is not None and mask.seqlen_k > 0
+    counted = not any(x.is_inference() for x in tensors)
+    needed = on_gpu and is_hopper(mask.device) and mask.lts is not None and mask.seqlen_k > 0 and counted
     preparation = prepare_on_hopper(MaskTensors.of(mask), mask.seqlen_q) if needed else None
-    return PreparedMask(mask, tensors, preparation, _states(tensors), capture_id(mask.device) if needed else 0)
+    return PreparedMask(
+        mask, tensors, preparation, _states(tensors) if counted else (), capture_id(mask.device) if needed else 0
+    )
 
 
 def _states(tensors: tuple[Tensor, ...]) -> tuple[tuple[int, int], ...]:
-    """How often each was written in place (-1 for tensors of inference mode, which do not count), and where it lies."""
-    return tuple([(-1 if x.is_inference() else x._version, x.data_ptr() if type(x) is Tensor else 0) for x in tensors])
+    """How often each was written in place, and where it lies."""
+    return tuple([(x._version, x.data_ptr() if type(x) is Tensor else 0) for x in tensors])

@@ -162,21 +162,6 @@ struct MultiplyRole {
         }
     }
 
-    // Scores to probabilities; true if what was accumulated so far must shrink by `fade`.
-    template <bool kFirst>
-    __device__ __forceinline__ bool exponentiate(State& x, int tile, float (&fade)[2]) {
-        const bool partial = tile & kIsPartial;
-        if (partial) hide_elements(x.s);
-        if (!kFirst && x.seen) {
-            if (x.softmax.add_near(x.s, scale_log2)) return false;
-            scores_again(x.s);
-            if (partial) hide_elements(x.s);
-        }
-        x.softmax.add_exact(x.s, scale_log2, fade);
-        x.seen = x.softmax.seen();
-        return true;
-    }
-
     __device__ __forceinline__ void release_keys(int tile) {
         // Warps drift apart, and each may still need the keys: each of them gives the buffers back.
         __syncwarp();
@@ -188,36 +173,107 @@ struct MultiplyRole {
         if (tile & kIsPartial) bits.advance();
     }
 
-    // One step of the stream. kFirst: its scores are the first of a row tile, and its output the last of the one before.
-    // The loop over all others must stay short enough for the instruction cache nearest to the scheduler.
-    template <bool kFirst>
-    __device__ __forceinline__ void step(State& x, int tile, int keep) {
-        const int stage = query.stage;
-        if (kFirst) {
-            query.advance();
-            ptx::wait(&shared.q_full[query.stage], query.parity);
-        }
+    // Queues the two products of a step.
+    __device__ __forceinline__ void multiply(State& x, int keep) {
         scores(x.s);
         ptx::wait(&shared.v_full[value.stage], value.parity);
         add_values(x.o, x.p, keep);
-        if (!kFirst && F::kQueryStages > 1) settle_store();
+    }
+
+    __device__ __forceinline__ void wait_for_scores(State& x) {
         ptx::wgmma_wait<1>();
         ptx::hold(x.s);
-        const Softmax finished = x.softmax;
-        if (kFirst) x.softmax = Softmax{};
-        float fade[2];
-        const bool fades = exponentiate<kFirst>(x, tile, fade);
-        release_keys(tile);
+    }
+
+    __device__ __forceinline__ void wait_for_output(State& x) {
         ptx::wgmma_wait<0>();
         ptx::hold(x.o);
         release_values();
-        if (kFirst) {
-            store(x.o, finished, stage);
-        } else if (fades) {
+    }
+
+    // How the plain steps came to an end.
+    enum class Left {
+        kBetween,  // after the last tile of the row tile, or before a partial tile, which is at hand
+        kUnseen,   // in the middle of a step: a row of this warp has no base yet
+        kLost,     // in the middle of a step: a base was too far, and the scores are lost
+    };
+
+    // Steps of full tiles that find their base near enough: all that most tiles ever need. This loop must stay short enough
+    // for the instruction cache nearest to the scheduler, so what is rare leaves it, even in the middle of a step. All four
+    // warps must issue a product by the same instruction: who leaves the loop comes back to it for the next full tile.
+    __device__ __forceinline__ Left plain_steps(State& x, int& tile) {
+        for (;;) {
+            multiply(x, 1);
+            wait_for_scores(x);
+            if (!x.seen) return Left::kUnseen;
+            if (!x.softmax.add_near(x.s, scale_log2)) return Left::kLost;
+            release_keys(0);
+            wait_for_output(x);
+            pack<T>(x.s, x.p);
+            if (tile & kIsLast) return Left::kBetween;
+            tile = next_tile();
+            if (tile & kIsPartial) return Left::kBetween;
+        }
+    }
+
+    // The rest of a step whose scores are there, or `lost`: any tile but a row tile's first.
+    __device__ __forceinline__ void finish_step(State& x, int tile, bool lost) {
+        const bool partial = tile & kIsPartial;
+        bool near = false;
+        if (!lost) {
+            if (partial) hide_elements(x.s);
+            if (x.seen) {
+                near = x.softmax.add_near(x.s, scale_log2);
+                lost = !near;
+            }
+        }
+        float fade[2];
+        if (!near) {
+            if (lost) {
+                scores_again(x.s);
+                if (partial) hide_elements(x.s);
+            }
+            x.softmax.add_exact(x.s, scale_log2, fade);
+            x.seen = x.softmax.seen();
+        }
+        release_keys(tile);
+        wait_for_output(x);
+        if (!near) {
 #pragma unroll
             for (int i = 0; i < kD / 2; ++i) x.o[i] *= fade[(i / 2) % 2];
         }
         pack<T>(x.s, x.p);
+    }
+
+    // The first scores of a row tile to probabilities.
+    __device__ __forceinline__ void begin_softmax(State& x, int tile) {
+        float fade[2];
+        if (tile & kIsPartial) hide_elements(x.s);
+        x.softmax = Softmax{};
+        x.softmax.add_exact(x.s, scale_log2, fade);
+        x.seen = x.softmax.seen();
+        release_keys(tile);
+    }
+
+    // All steps of the row tile whose first tile (`tile`) is done. Returns whether the accumulators hold anything yet.
+    __device__ __forceinline__ int run_row_tile(State& x, int tile) {
+        int keep = 0;
+        while (!(tile & kIsLast)) {
+            tile = next_tile();
+            Left left = Left::kBetween;
+            if (keep && !(tile & kIsPartial)) {
+                left = plain_steps(x, tile);
+                if (left == Left::kBetween && !(tile & kIsPartial)) break;
+            }
+            if (left == Left::kBetween) {
+                multiply(x, keep);
+                settle_store();
+                wait_for_scores(x);
+            }
+            finish_step(x, tile, left == Left::kLost);
+            keep = 1;
+        }
+        return keep;
     }
 
     __device__ void run() {
@@ -228,30 +284,30 @@ struct MultiplyRole {
             scores(x.s);
             ptx::wgmma_wait<0>();
             ptx::hold(x.s);
-            x.softmax = Softmax{};
-            float fade[2];
-            exponentiate<true>(x, tile, fade);
-            release_keys(tile);
+            begin_softmax(x, tile);
             pack<T>(x.s, x.p);
-            int keep = 0;  // whether the accumulators hold something of this row tile
+            int keep;
             for (;;) {
-                while (!(tile & kIsLast)) {
-                    tile = next_tile();
-                    step<false>(x, tile, keep);
-                    keep = 1;
-                }
+                keep = run_row_tile(x, tile);
                 if (F::kQueryStages == 1) break;
                 settle_store();  // the next row tile may wait for this buffer
                 tile = next_tile();
                 if (tile == kEnd) break;
-                step<true>(x, tile, keep);
-                keep = 0;
+                // Across the border: the first scores of the next row tile, the last output of this one.
+                const int stage = query.stage;
+                query.advance();
+                ptx::wait(&shared.q_full[query.stage], query.parity);
+                multiply(x, keep);
+                wait_for_scores(x);
+                const Softmax finished = x.softmax;
+                begin_softmax(x, tile);
+                wait_for_output(x);
+                store(x.o, finished, stage);
+                pack<T>(x.s, x.p);
             }
             ptx::wait(&shared.v_full[value.stage], value.parity);
             add_values(x.o, x.p, keep);
-            ptx::wgmma_wait<0>();
-            ptx::hold(x.o);
-            release_values();
+            wait_for_output(x);
             settle_store();
             store(x.o, x.softmax, query.stage);
             settle_store();

@@ -40,24 +40,84 @@ __device__ __forceinline__ BlockBounds of_column(const Fm3Mask& m, int64_t at) {
     return {a.start, a.start, a.end, a.end, b.start, b.start, b.end, b.end};
 }
 
-// The row tiles of one mask by falling cost, the later one first among equals. By all threads of a block.
+// A run of row tiles.
+struct Run {
+    int from, to;
+};
+
+__device__ __forceinline__ Run common(Run a, Run b) { return {max(a.from, b.from), min(a.to, b.to)}; }
+
+// Adds to the costs of a run, which are kept as differences between neighbours.
+__device__ __forceinline__ void add(int* steps, Run run, int cost) {
+    if (run.from >= run.to) return;
+    atomicAdd(steps + run.from, cost);
+    atomicAdd(steps + run.to, -cost);
+}
+
+// What one block of columns adds to the costs. Its skipped and its full row tiles are a few runs each (see masks/tiles.py),
+// so this takes no look at the tiles: inclusion and exclusion over runs.
+__device__ void add_column_tile(const Fm3Mask& m, const BlockBounds& b, int column_tile, int row_tiles, int* steps) {
+    const auto starting_at = [&](int64_t row) { return int(min((row + kBlock - 1) / kBlock, int64_t(row_tiles))); };
+    const auto ending_by = [&](int64_t row) { return row >= m.rows ? row_tiles : int(row / kBlock); };
+    const Run lower{starting_at(b.lts_max), ending_by(b.lte_min)}, upper{starting_at(b.uts_max), ending_by(b.ute_min)};
+    const Run cut_lower{ending_by(b.lts_min), starting_at(b.lte_max)}, cut_upper{ending_by(b.uts_min), starting_at(b.ute_max)};
+    Run above{0, 0}, below{0, row_tiles};
+    if (m.causal) {
+        const int64_t first = int64_t(column_tile) * kBlock, end = min(first + kBlock, int64_t(m.columns));
+        const int64_t diagonal = int64_t(m.columns) - m.rows;
+        above.to = ending_by(max(first - diagonal, int64_t(0)));
+        below.from = starting_at(max(end - 1 - diagonal, int64_t(0)));
+    }
+    add(steps, {0, row_tiles}, kPartialCost);
+    add(steps, lower, -kPartialCost);
+    add(steps, upper, -kPartialCost);
+    add(steps, above, -kPartialCost);
+    add(steps, common(lower, upper), kPartialCost);
+    add(steps, common(lower, above), kPartialCost);
+    add(steps, common(upper, above), kPartialCost);
+    add(steps, common(common(lower, upper), above), -kPartialCost);
+    constexpr int kSaved = kPartialCost - kFullCost;
+    add(steps, below, -kSaved);
+    add(steps, common(below, cut_lower), kSaved);
+    add(steps, common(below, cut_upper), kSaved);
+    add(steps, common(below, common(cut_lower, cut_upper)), -kSaved);
+}
+
+// Running sums of `count` numbers in shared memory, in place. By all threads of a block.
+__device__ void accumulate(int* x, int count) {
+    __shared__ int of_warp[kWarps];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, each = ceil_div(count, 32 * kWarps);
+    const int from = min(int(threadIdx.x) * each, count), to = min(from + each, count);
+    int sum = 0;
+    for (int i = from; i < to; ++i) sum += x[i];
+    int before = sum;  // including this thread's
+    for (int d = 1; d < 32; d *= 2) {
+        const int left = __shfl_up_sync(~0u, before, d);
+        if (lane >= d) before += left;
+    }
+    if (lane == 31) of_warp[warp] = before;
+    __syncthreads();
+    before -= sum;
+    for (int i = 0; i < warp; ++i) before += of_warp[i];
+    for (int i = from; i < to; ++i) x[i] = before += x[i];
+    __syncthreads();
+}
+
+// The row tiles of one mask by falling cost, the later one first among equals. By all threads of a block; `costs` has room
+// for one more number than there are row tiles.
 __device__ void rank(const Fm3Mask& m, const int4* bounds, int* order, int* costs) {
     const int row_tiles = ceil_div(m.rows, kBlock), column_tiles = ceil_div(m.columns, kBlock);
-    for (int r = threadIdx.x; r < row_tiles; r += blockDim.x) {
-        const int r0 = r * kBlock, r1 = min(r0 + kBlock, m.rows);
-        int cost = 0;
-        for (int c = 0; c < column_tiles; ++c) {
-            const BlockBounds b = load_bounds(bounds + 2 * bounds_of<kBlock>(c));
-            const TileClass kind =
-                classify(b, r0, r1, c * kBlock, min((c + 1) * kBlock, m.columns), m.causal != 0, m.columns - m.rows);
-            cost += kind == kFull ? kFullCost : kind == kPartial ? kPartialCost : 0;
-        }
-        costs[r] = cost;
+    for (int r = threadIdx.x; r <= row_tiles; r += blockDim.x) costs[r] = 0;
+    __syncthreads();
+    for (int c = threadIdx.x; c < column_tiles; c += blockDim.x) {
+        add_column_tile(m, load_bounds(bounds + 2 * bounds_of<kBlock>(c)), c, row_tiles, costs);
     }
     __syncthreads();
+    accumulate(costs, row_tiles);
     for (int r = threadIdx.x; r < row_tiles; r += blockDim.x) {
         const int mine = costs[r];
         int before = 0;
+#pragma unroll 8
         for (int other = 0; other < row_tiles; ++other) before += costs[other] > mine || (costs[other] == mine && other > r);
         order[before] = r;
     }
@@ -115,7 +175,7 @@ extern "C" __attribute__((visibility("default"))) int fm3_prepare(
     if (grid == 0) return 0;
     if (grid > INT32_MAX) return int(cudaErrorInvalidConfiguration);
     if (row_tiles > fm3::kMostOrdered) order = nullptr;
-    fm3::prepare<<<unsigned(grid), 32 * fm3::kWarps, order == nullptr ? 0 : row_tiles * sizeof(int), static_cast<cudaStream_t>(stream)>>>(
+    fm3::prepare<<<unsigned(grid), 32 * fm3::kWarps, order == nullptr ? 0 : (row_tiles + 1) * sizeof(int), static_cast<cudaStream_t>(stream)>>>(
         *mask, parts, heads, bounds, order, tickets);
     return int(cudaGetLastError());
 }
