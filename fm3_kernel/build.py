@@ -38,6 +38,7 @@ FLAGS = (
 
 # Each of these in ptxas' output means that the kernel runs, right and slow.
 _SLOW = re.compile(r"Potential Performance Loss|setmaxnreg.*ignored|\bC75\d\d\b|\bC7602\b", re.IGNORECASE)
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 _ENTRY = re.compile(r"Compiling entry function '(?P<name>[^']+)'")
 _SPILLS = re.compile(r"(?P<frame>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads")
 _USED = re.compile(r"Used (?P<registers>\d+) registers(?:.*?, (?P<shared>\d+) bytes smem)?")
@@ -112,10 +113,21 @@ def _nvcc_version(nvcc: Path) -> str:
     return (done.stdout.strip().splitlines() or [""])[-1]
 
 
-def source_hash(nvcc: Path) -> str:
-    """Hash of all of ``csrc/``, the flags and the compiler: 16 hex digits. Any header may be part of any instance."""
+def sources(name: str) -> list[Path]:
+    """Files that an instance is made of: its own, and what it includes of ``csrc/``, directly or not."""
+    found, todo = set(), [INSTANCES / f"{name}.cu"]
+    while todo:
+        path = todo.pop()
+        if path not in found:
+            found.add(path)
+            todo += [(path.parent / included).resolve() for included in _INCLUDE.findall(path.read_text())]
+    return sorted(found)
+
+
+def source_hash(name: str, nvcc: Path) -> str:
+    """Hash of an instance's sources, the flags and the compiler: 16 hex digits."""
     state = hashlib.sha256(f"{FLAGS} {_nvcc_version(nvcc)}".encode())
-    for path in sorted(path for path in CSRC.rglob("*") if path.suffix in (".cu", ".cuh", ".h")):
+    for path in sources(name):
         state.update(path.relative_to(CSRC).as_posix().encode() + path.read_bytes())
     return state.hexdigest()[:16]
 
@@ -130,7 +142,7 @@ def build(name: str) -> Built:
     if not source.is_file():
         raise BuildError(f"no kernel instance {name!r}; allowed: {', '.join(instances())}")
     nvcc = find_nvcc()
-    stem = f"{name}-{source_hash(nvcc)}"
+    stem = f"{name}-{source_hash(name, nvcc)}"
     folder = cache_folder()
     library, table = folder / f"{stem}.so", folder / f"{stem}.json"
     try:

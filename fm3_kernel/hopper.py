@@ -1,7 +1,7 @@
-"""The Hopper forward kernel from Python: what it takes, the preparation of its masks, the call.
+"""What both Hopper kernels share: which tensors they take, their masks and the preparation of those, counters, memory.
 
-Everything is queued on the current stream of the tensors' device; nothing here waits for the device. The kernel itself is
-described in ``docs/kernel.md``.
+Everything is queued on the current stream of the tensors' device; nothing here waits for the device. The kernels themselves
+are described in ``docs/kernel.md``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ HEAD_DIMS = (64, 128, 256)
 DTYPES = (torch.float16, torch.bfloat16)
 MOST_ORDERED = 8192
 """Row tiles up to which an order is made (``kMostOrdered`` of ``csrc/sm90/prepared.cuh``)."""
-
-L2_SHARE = 32 << 20
-"""Bytes of keys and values that are worked on together: what surely stays in the L2 cache of a Hopper GPU."""
 
 LONGEST = 2**31 - 256
 """Rows and columns, with room for a tile behind them in 32 bits."""
@@ -49,21 +46,6 @@ class MaskArgs(ctypes.Structure):
         ("block_mask", ctypes.c_void_p),
         ("block_strides", PAIR),
         *((name, ctypes.c_int) for name in ("heads", "rows", "columns", "causal")),
-    ]
-
-
-class ForwardArgs(ctypes.Structure):
-    """``Fm3ForwardArgs`` of ``csrc/sm90/forward_args.h``, field by field."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "lse")),
-        *((name, STRIDES) for name in ("q_strides", "k_strides", "v_strides", "out_strides")),
-        ("mask", MaskArgs),
-        ("work", ctypes.c_void_p),
-        *((name, ctypes.c_int) for name in ("batch", "heads", "kv_heads", "bf16")),
-        ("scale", ctypes.c_float),
-        ("heads_together", ctypes.c_int),
-        ("multiprocessors", ctypes.c_int),
     ]
 
 
@@ -158,56 +140,6 @@ def prepare(mask: MaskTensors, rows: int) -> Preparation:
     return preparation._replace(args=mask_args(mask, rows, columns, preparation))
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: MaskTensors,
-    scale: float,
-    preparation: Preparation | None = None,
-    call: object = None,
-) -> tuple[Tensor, Tensor]:
-    """Attention output and log-sum-exp.
-
-    Args:
-        q: ``[B, Sq, Hq, D]``; k, v: ``[B, Sk, Hkv, D]``; as :func:`check_tensors` has them.
-        mask: of Sq rows and Sk columns, on the tensors' device. preparation: of this mask; made here if None.
-        scale: finite. call: equal only for calls of equal sizes, strides, dtypes and devices; None for a call of its own.
-
-    Returns:
-        ``out`` like q, contiguous; ``lse`` fp32 ``[B, Hq, Sq]``, natural logarithm. A row that sees no column: 0 and -inf.
-
-    Raises:
-        FM3Error: tensors that the kernel does not take; CudaError: a launch failed.
-    """
-    if scale < SMALLEST_SCALE:
-        (q, scale), call = with_positive_scale(q, scale), None
-    if call is None or (plan := _plans.get(call)) is None:
-        plan = _plan(q, k, v, call)
-    elif (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16:  # not a matter of sizes
-        check_tensors(q, k, v)
-    device = q.device
-    out, lse = empty(plan.out, q.dtype, device), empty(plan.lse, torch.float32, device)
-    if plan.args is None:
-        return out.zero_(), lse.fill_(-torch.inf)
-    if preparation is None and mask.lts is not None:
-        preparation = prepare(mask, q.shape[1])
-    args = ForwardArgs.from_buffer_copy(plan.args)
-    if preparation is None or preparation.args is None:
-        args.mask, kept = mask_args(mask, q.shape[1], k.shape[1], preparation)
-    else:
-        args.mask, kept = preparation.args
-    args.q, args.k, args.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    args.out, args.lse, args.scale = out.data_ptr(), lse.data_ptr(), scale
-    with on_device(device):
-        stream = raw_stream(device.index)
-        args.work, graph_memory = counters(device, stream, 2)
-        code = plan.function(ctypes.byref(args), stream)
-    del kept, graph_memory
-    check(code, "the forward kernel")
-    return out, lse
-
-
 SMALLEST_SCALE = 2.0**-120
 """Below, fp32 has no room for the kernel's arithmetic."""
 
@@ -217,50 +149,6 @@ def with_positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
     if abs(scale) < SMALLEST_SCALE:
         return torch.zeros_like(q, memory_format=torch.contiguous_format), 1.0
     return (-q, -scale) if scale < 0 else (q, scale)
-
-
-class _Plan(NamedTuple):
-    """What of a call follows from its sizes, strides, dtypes and device."""
-
-    args: ForwardArgs | None  # None: there is nothing to compute
-    function: Callable[..., int]
-    out: tuple[tuple[int, ...], tuple[int, ...]]  # shape, strides
-    lse: tuple[tuple[int, ...], tuple[int, ...]]
-
-
-_plans: dict[object, _Plan] = {}
-_MOST_PLANS = 1024
-
-
-def _plan(q: Tensor, k: Tensor, v: Tensor, call: object) -> _Plan:
-    """Checks the tensors and makes the plan of a call, which is kept for the next one unless ``call`` is None."""
-    check_tensors(q, k, v)
-    (batch, rows, heads, head_dim), (columns, kv_heads) = q.shape, k.shape[1:3]
-    out_strides = (rows * heads * head_dim, heads * head_dim, head_dim)
-    args = None
-    if 0 not in (batch, rows, heads, columns):
-        fitting = L2_SHARE // (4 * columns * head_dim)  # KV heads; two tensors of 2 bytes
-        args = ForwardArgs(
-            *(None,) * 5,
-            *(STRIDES(*shared_strides(x, 3)) for x in (q, k, v)),
-            STRIDES(*out_strides),
-            MaskArgs(),
-            None,
-            *(batch, heads, kv_heads, int(q.dtype == torch.bfloat16), 0.0),
-            min(heads, max(1, fitting) * (heads // kv_heads)),
-            torch.cuda.get_device_properties(q.device).multi_processor_count,
-        )
-    plan = _Plan(
-        args,
-        function(f"forward_d{head_dim}", "fm3_forward", "pp"),
-        ((batch, rows, heads, head_dim), (*out_strides, 1)),
-        ((batch, heads, rows), (heads * rows, rows, 1)),
-    )
-    if call is not None:
-        if len(_plans) >= _MOST_PLANS:
-            _plans.clear()
-        _plans[call] = plan
-    return plan
 
 
 def empty(layout: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fm3_kernel import hopper, reference
+from fm3_kernel import hopper, hopper_forward, reference
 from masks.column_mask import ColumnMask
 
 _MASK = "Tensor? lts, Tensor? lte, Tensor? uts, Tensor? ute, Tensor? block_mask, Tensor? bounds, Tensor? order, bool causal"
@@ -56,7 +56,9 @@ def _forward(
     if implementation == "hopper" or (implementation == "auto" and q.is_cuda and hopper.is_hopper(q.device)):
         if preparation is None and bounds is not None and order is not None:
             preparation = hopper.Preparation(bounds, order)
-        return hopper.forward(q, k, v, hopper.MaskTensors(lts, lte, uts, ute, block_mask, causal), scale, preparation, call)
+        return hopper_forward.forward(
+            q, k, v, hopper.MaskTensors(lts, lte, uts, ute, block_mask, causal), scale, preparation, call
+        )
     return reference.forward(q, k, v, _mask(q, k, (lts, lte, uts, ute, block_mask), causal), scale)
 
 

@@ -69,22 +69,22 @@ class Recorded:
         """Whether this answer about the case is recorded and need not be written again."""
         return (case_id, source_hash) in self._final or (status == "missing_backend" and case_id in self._missing)
 
-    def missing(self, group: Group, kernel: str, source_hash: str) -> set[Entry]:
+    def missing(self, group: Group, kernel: str, hashes: dict[tuple[str, str], str]) -> set[Entry]:
         """Rounds and passes of a kernel that are not recorded."""
         found = set()
         for pass_ in group.passes:
-            key = (group.case(kernel, pass_).id, source_hash)
+            key = (group.case(kernel, pass_).id, hashes[kernel, pass_])
             if key not in self._final:
                 done = self._rounds.get(key, set())
                 found |= {(number, kernel, pass_) for number in range(group.timing.rounds) if number not in done}
         return found
 
 
-def plan(groups: Iterable[Group], hashes: dict[str, str], recorded: Recorded) -> list[Planned]:
-    """What is left to run, groups with nothing left taken out."""
+def plan(groups: Iterable[Group], hashes: dict[tuple[str, str], str], recorded: Recorded) -> list[Planned]:
+    """What is left to run, groups with nothing left taken out. ``hashes``: of the sources, by (kernel, pass)."""
     planned = []
     for group in groups:
-        todo = frozenset().union(*(recorded.missing(group, kernel, hashes[kernel]) for kernel in group.kernels))
+        todo = frozenset().union(*(recorded.missing(group, kernel, hashes) for kernel in group.kernels))
         if todo:
             planned.append(Planned(group, todo))
     return planned

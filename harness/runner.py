@@ -80,7 +80,8 @@ class _Run:
         self.device = groups[0].device
         kernels = {kernel for group in groups for kernel in group.kernels}
         self.available = {kernel: BACKENDS[kernel].probe(self.device) for kernel in kernels}
-        self.hashes = {kernel: BACKENDS[kernel].source_hash(self.device) for kernel in kernels}
+        passes = {pass_ for group in groups for pass_ in group.passes}
+        self.hashes = {(k, pass_): BACKENDS[k].source_hash(self.device, pass_) for k in kernels for pass_ in passes}
         self.record = environment(self.device)
         self.groups = groups
         self.statuses: Counter[str] = Counter()
@@ -229,7 +230,7 @@ class _Run:
         rows = []
         for pass_ in passes:
             self.statuses[status] += 1
-            if not self.recorded.is_told(group.case(kernel, pass_).id, self.hashes[kernel], status):
+            if not self.recorded.is_told(group.case(kernel, pass_).id, self.hashes[kernel, pass_], status):
                 rows.append(self._row(group, kernel, pass_, number) | facts | {"status": status, "reason": reason})
         self.store.append(rows)
         if status != "unsupported":
@@ -253,7 +254,7 @@ class _Run:
             "order": 0,
             "kernel": kernel,
             "kernel_version": self.available[kernel].version,
-            "source_hash": self.hashes[kernel],
+            "source_hash": self.hashes[kernel, pass_],
             "build_flags": None,
             "strategy": None,
             "exchange": None,

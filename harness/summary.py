@@ -3,8 +3,8 @@
 ``python -m harness.summary [RESULTS_DIR] [--out FILE] [--table]``. The same rows give the same bytes.
 
 Which rows count is decided in ``plots.cells``, so that table and figures never disagree: only the newest source hash of
-each kernel on each GPU (newest by the time of its latest row), all its rounds pooled, never the best of history; a case
-takes the status of its newest row, and a wrong result stands until the code changes. A line whose status is not ``ok``
+each kernel and pass on each GPU (newest by the time of its latest row), all its rounds pooled, never the best of history; a
+case takes the status of its newest row, and a wrong result stands until the code changes. A line whose status is not ``ok``
 has no figures. Columns of context-parallel runs stay empty where they do not apply.
 """
 

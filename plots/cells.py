@@ -2,7 +2,7 @@
 
 A *cell* is one (case, GPU): everything a bar, a point, a table line or a line of ``summary.csv`` needs. The rules:
 
-- Only the newest source hash of each kernel counts, newest by the time of its latest row, apart for every GPU (model
+- Only the newest source hash of each kernel and pass counts, newest by the time of its latest row, apart for every GPU (model
   and power limit), context-parallel scheme and source. Rows that say nothing about the code (``missing_backend``,
   ``interrupted``) decide nothing here, and are used only for a case that has no other row.
 - All rounds of that source hash are pooled, over every run; never the best of history. Rows of an older timing method
@@ -161,7 +161,7 @@ def _identity(row: Row) -> tuple[Any, ...]:
 
 def _code(row: Row) -> tuple[Any, ...]:
     """What shares one current source hash."""
-    return tuple(row[f] for f in ("kernel", "strategy", "exchange", "source", "gpu", "power_limit"))
+    return tuple(row[f] for f in ("kernel", "pass", "strategy", "exchange", "source", "gpu", "power_limit"))
 
 
 def _time(row: Row) -> datetime:

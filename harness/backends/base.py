@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -54,11 +54,15 @@ class Backend(ABC):
     def prepare(self, problem: Problem, mask: ColumnMask) -> Attend:
         """Everything that is made once for a mask (timed apart as ``setup_ms``). ``mask`` lies on the device."""
 
-    def source_hash(self, device: str) -> str:
-        """Hash of what determines this competitor's speed: its version and the files it is made of here."""
+    def sources_of(self, pass_: str) -> Iterable[Path]:
+        """Those of one pass, where the passes are kernels of their own."""
+        return [ROOT / name for name in self.sources]
+
+    def source_hash(self, device: str, pass_: str) -> str:
+        """Hash of what determines this competitor's speed in a pass: its version and the files it is made of here."""
         version = self.probe(device).version
         own = Path(inspect.getfile(type(self)))
-        return hash_files([own, *(ROOT / name for name in self.sources)], salt=f"{self.name} {version}")
+        return hash_files([own, *self.sources_of(pass_)], salt=f"{self.name} {version}")
 
 
 def gib(count: float) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from fm3_kernel import flashmask_attention, hopper, prepare_mask
-from fm3_kernel.build import BuildError, build
+from fm3_kernel.build import BuildError, build, instances, sources
 from harness.backends.base import Attend, Availability, Backend, torch_version
 from harness.cases import Problem
 from harness.inputs import DTYPES
+from harness.provenance import ROOT
 from masks.column_mask import ColumnMask
 
 
@@ -18,12 +21,16 @@ class Fm3(Backend):
     name = "fm3"
     title = "FM3"
     layout = "bshd"
-    sources = (
-        "csrc/common",
-        "csrc/sm90",
-        *(f"fm3_kernel/{name}.py" for name in ("attention", "build", "checks", "hopper", "library", "operators", "prepare")),
-        "masks/column_mask.py",
-    )
+
+    def sources_of(self, pass_: str) -> list[Path]:
+        """What the kernels of the pass are made of and launched with. Of the way to the launch, which checks and dispatches,
+        nothing: it takes no time on the device."""
+        names = ["prepare", *(f"forward_d{dim}" for dim in hopper.HEAD_DIMS)]
+        python = ["fm3_kernel/build.py", "fm3_kernel/hopper.py", "fm3_kernel/hopper_forward.py", "masks/column_mask.py"]
+        if pass_ != "forward":
+            names += [name for name in instances() if name.startswith("backward")]
+            python += ["fm3_kernel/hopper_backward.py"]
+        return [path for name in names for path in sources(name)] + [ROOT / name for name in python]
 
     def probe(self, device: str) -> Availability:
         """A Hopper GPU, and the kernels built or a compiler to build them."""

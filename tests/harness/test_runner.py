@@ -148,7 +148,7 @@ def test_more_rounds_add_to_those_recorded(tmp_path: Path) -> None:
 
 def test_new_sources_make_old_rows_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run([group(("good",), rounds=1)], options(tmp_path))
-    monkeypatch.setattr(type(BACKENDS["good"]), "source_hash", lambda self, device: "another")
+    monkeypatch.setattr(type(BACKENDS["good"]), "source_hash", lambda self, device, pass_: "another")
     run([group(("good",), rounds=1)], options(tmp_path))
     assert keys(tmp_path)["good", "forward", 0] == 2
 

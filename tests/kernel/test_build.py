@@ -123,3 +123,31 @@ def test_a_cache_that_cannot_be_written_and_a_compiler_that_does_not_run(
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     with pytest.raises(BuildError, match="nvcc does not run"):
         build("prepare")
+
+
+def test_an_instance_is_made_of_what_it_includes() -> None:
+    """Headers of headers among them, and of nothing else: the forward pass does not change with the backward pass."""
+    forward = {path.name for path in building.sources("forward_d128")}
+    assert {"forward_d128.cu", "forward.cuh", "softmax.cuh", "wgmma.cuh", "tile_class.h"} <= forward
+    assert not any(name.startswith("backward") for name in forward)
+    assert {"backward.cuh", "fragments.cuh"} <= {path.name for path in building.sources("backward_d64")}
+
+
+def test_the_hash_of_an_instance_follows_its_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nvcc = Path("nvcc")
+    monkeypatch.setattr(building, "_nvcc_version", lambda nvcc: "1")
+    monkeypatch.setattr(building, "CSRC", tmp_path)
+    monkeypatch.setattr(building, "INSTANCES", tmp_path)
+    for name, text in (
+        ("a.cu", '#include "a.h"\n'),
+        ("b.cu", ""),
+        ("a.h", '#include <cuda.h>\n#include "sub/c.h"\n'),
+        ("sub/c.h", "1"),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    before = [building.source_hash(name, nvcc) for name in "ab"]
+    (tmp_path / "sub/c.h").write_text("2")
+    after = [building.source_hash(name, nvcc) for name in "ab"]
+    assert before[0] != after[0]
+    assert before[1] == after[1]

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from c_side import offsets_in_c
 
-from fm3_kernel import hopper, hopper_backward
+from fm3_kernel import hopper, hopper_backward, hopper_forward
 
 
 @pytest.mark.parametrize(
     ("header", "name", "structure"),
     [
         ("forward_args.h", "Fm3Mask", hopper.MaskArgs),
-        ("forward_args.h", "Fm3ForwardArgs", hopper.ForwardArgs),
+        ("forward_args.h", "Fm3ForwardArgs", hopper_forward.ForwardArgs),
         ("backward_args.h", "Fm3BackwardArgs", hopper_backward.BackwardArgs),
         ("backward_args.h", "Fm3RowsArgs", hopper_backward.RowsArgs),
     ],
