@@ -1,8 +1,8 @@
 // The mask-aware backward kernel.
 //
 // A persistent block takes column tiles of 128 keys, one after another, and for each the query tiles that it meets in all
-// query heads of its group (row_runs.cuh). Of its first warpgroup one thread finds and loads them and one adds parts of dQ to
-// the sums in global memory (backward_load.cuh); two more warpgroups of 64 keys each multiply (backward_multiply.cuh).
+// query heads of its group (row_runs.cuh). Of its first warpgroup one warp finds and loads them, one says what is hidden of them,
+// and one thread adds parts of dQ to the sums in global memory (backward_load.cuh); two more warpgroups of 64 keys each multiply (backward_multiply.cuh).
 #pragma once
 
 #include "backward_load.cuh"
@@ -19,13 +19,20 @@ __global__ void __launch_bounds__(Backward<kHeadDim, T>::kThreads, 1)
     auto& shared = *reinterpret_cast<typename F::Shared*>(memory + (-ptx::shared_address(memory) & 1023));
 
     if (threadIdx.x == 0) {
-        ptx::barrier_init(&shared.kv_full, 1);
-        ptx::barrier_init(&shared.kv_empty, 4 * F::kWarpgroups);
-        for (int i = 0; i < F::kStages; ++i) {
+        for (ptx::Barrier* full : {&shared.k_full, &shared.v_full}) ptx::barrier_init(full, 1);
+        for (ptx::Barrier* empty : {&shared.k_empty, &shared.v_empty}) ptx::barrier_init(empty, F::kWarpgroups);
+        for (int i = 0; i < F::kQueryStages; ++i) {
             ptx::barrier_init(&shared.q_full[i], 1);
-            ptx::barrier_init(&shared.dout_full[i], 1);
             ptx::barrier_init(&shared.q_empty[i], 4 * F::kWarpgroups);
+        }
+        for (int i = 0; i < F::kGradStages; ++i) {
+            ptx::barrier_init(&shared.dout_full[i], 1);
             ptx::barrier_init(&shared.dout_empty[i], F::kWarpgroups);
+        }
+        for (int i = 0; i < 2; ++i) {
+            ptx::barrier_init(&shared.hidden_asked[i], 1);
+            ptx::barrier_init(&shared.hidden_full[i], 1);
+            ptx::barrier_init(&shared.hidden_empty[i], 4 * F::kWarpgroups);
         }
         for (int i = 0; i < F::kWarpgroups; ++i) {
             ptx::barrier_init(&shared.dq_full[i], 4);
@@ -37,8 +44,9 @@ __global__ void __launch_bounds__(Backward<kHeadDim, T>::kThreads, 1)
 
     if (threadIdx.x < 128) {
         ptx::registers_down<F::kLightRegisters>();
-        if (threadIdx.x == 0) BackwardLoadRole<F>{args, maps, shared}.run();
+        if (threadIdx.x < 32) BackwardLoadRole<F>{args, maps, shared}.run();
         if (threadIdx.x == 32) SumRole<F>{args, shared}.run();
+        if (threadIdx.x / 32 == 2) HiddenRole<F>{args, shared}.run();
     } else {
         ptx::registers_up<F::kMultiplyRegisters>();
         const int warpgroup = __shfl_sync(~0u, int(threadIdx.x / 128) - 1, 0);

@@ -1,4 +1,4 @@
-// The two light roles of the backward kernel: loading, and adding to the sums of dQ.
+// The light roles of the backward kernel: loading, saying what is hidden, adding to the sums of dQ.
 #pragma once
 
 #include "backward_args.h"
@@ -19,107 +19,196 @@ struct BackwardLoadRole {
     const Fm3BackwardArgs& args;
     const typename F::Maps& maps;
     Shared& shared;
-    ptx::Ring<F::kStages> at{};
-    int items = 0;
+    typename F::Work work{};
+    ptx::Ring<F::kQueryStages> query{};
+    int items = 0, heads = 0, steps = 0;  // stages and parities of two follow from these
 
-    __device__ __forceinline__ RowRuns<F::kM> runs(int item, int head, int column_tile) const {
+    __device__ __forceinline__ bool leads() const { return threadIdx.x % 32 == 0; }
+
+    // The query tiles of a head that the item meets.
+    __device__ __forceinline__ void find_runs(int head) {
         BlockBounds b{args.mask.rows, args.mask.rows, 0, 0, args.mask.rows, args.mask.rows, 0, 0};
         if (args.mask.bounds != nullptr) {
-            const int64_t mask = prepared_index(args.mask, item, head / (args.heads / args.mask.heads));
+            const int64_t mask = prepared_index(args.mask, work.item, head / (args.heads / args.mask.heads));
             const int4* bounds = reinterpret_cast<const int4*>(args.mask.bounds) + mask * ceil_div(args.mask.columns, kBlock) * 6;
-            b = load_bounds(bounds + 2 * bounds_of<F::kN>(column_tile));
+            b = load_bounds(bounds + 2 * bounds_of<F::kN>(work.column_tile));
         }
-        const int64_t first = int64_t(column_tile) * F::kN;
-        return RowRuns<F::kM>(args.mask, b, first, first + F::kN);
+        const int64_t begin = int64_t(work.column_tile) * F::kN;
+        __syncwarp();
+        if (leads()) shared.found.runs = RowRuns<F::kM>(args.mask, b, begin, begin + F::kN);
+        __syncwarp();
     }
 
-    __device__ __forceinline__ bool kept(int item, int head, int row_tile, int column_tile) const {
+    __device__ __forceinline__ bool kept(int head, int row_tile) const {
         if (args.mask.block_mask == nullptr) return true;
         const int mask_head = head / (args.heads / args.mask.heads);
         const int bytes = (ceil_div(args.mask.columns, kBlock) + 7) / 8;
-        const uint8_t* row = args.mask.block_mask + item * args.mask.block_strides[0] + mask_head * args.mask.block_strides[1];
-        return (row[int64_t(row_tile * F::kM / kBlock) * bytes + column_tile / 8] >> (column_tile % 8)) & 1;
+        const uint8_t* row = args.mask.block_mask + work.item * args.mask.block_strides[0] + mask_head * args.mask.block_strides[1];
+        return (row[int64_t(row_tile * F::kM / kBlock) * bytes + work.column_tile / 8] >> (work.column_tile % 8)) & 1;
     }
 
-    // The first query tile from (head, row_tile) on that the column tile meets, in order; head == end if there is none.
-    struct Place {
-        int head, row_tile;
-        bool partial;
-    };
-    __device__ __forceinline__ Place next(int item, int head, int end, int row_tile, int column_tile) const {
-        for (; head < end; ++head, row_tile = 0) {
-            const RowRuns<F::kM> live = runs(item, head, column_tile);
-            for (row_tile = live.live_from(row_tile); row_tile < live.tiles; row_tile = live.live_from(row_tile + 1)) {
-                if (kept(item, head, row_tile, column_tile)) return {head, row_tile, live.is_partial(row_tile)};
-            }
+    // Asks for what is hidden of the item's keys from a query head; a negative one: the end.
+    __device__ __forceinline__ void ask_hidden(int head) {
+        ptx::wait(&shared.hidden_empty[heads & 1], heads >> 1 & 1 ^ 1);
+        if (leads()) {
+            shared.asked[heads & 1] = {work.item, head, work.column_tile};
+            ptx::arrive(&shared.hidden_asked[heads & 1]);
         }
-        return {end, 0, false};
+        ++heads;
     }
 
-    // A stage without rows; all its barriers turn as they do with rows.
-    __device__ __forceinline__ void say(int flags) {
-        ptx::wait(&shared.q_empty[at.stage], at.parity ^ 1);
-        ptx::wait(&shared.dout_empty[at.stage], at.parity ^ 1);
-        shared.flags[at.stage] = flags;
-        ptx::arrive(&shared.q_full[at.stage]);
-        ptx::arrive(&shared.dout_full[at.stage]);
-        at.advance();
+    // The item's values and keys; they become free in this order.
+    __device__ __forceinline__ void load_values() {
+        ptx::wait(&shared.v_empty, items & 1 ^ 1);
+        if (leads()) {
+            ptx::arrive_expecting(&shared.v_full, F::kKeyBytes);
+            ptx::tma_load(shared.v, &maps.v, &shared.v_full, work.column_tile * F::kN, work.head, work.item, ptx::kEvictFirst);
+        }
     }
 
-    __device__ __forceinline__ void load_rows(int item, const Place& place, int flags) {
-        const int64_t rows = (int64_t(item) * args.heads + place.head) * padded<F>(args.mask.rows) + int64_t(place.row_tile) * F::kM;
+    __device__ __forceinline__ void load_keys() {
+        ptx::wait(&shared.k_empty, items & 1 ^ 1);
+        if (leads()) {
+            shared.work[items & 1] = work;
+            ptx::arrive_expecting(&shared.k_full, F::kKeyBytes);
+            ptx::tma_load(shared.k, &maps.k, &shared.k_full, work.column_tile * F::kN, work.head, work.item, ptx::kEvictFirst);
+        }
+        ++items;
+    }
+
+    // Loads the tile found last.
+    __device__ __forceinline__ void load_rows(int more_flags) {
+        const int64_t rows = shared.found.rows;
+        const int row_tile = shared.found.row_tile, head = shared.found.head;
         constexpr int kBytes = F::kM * int(sizeof(float));
-        const int stage = at.stage;
-        ptx::wait(&shared.q_empty[stage], at.parity ^ 1);
-        shared.row_tile[stage] = place.row_tile;
-        shared.flags[stage] = flags;
-        shared.head[stage] = place.head;
-        ptx::arrive_expecting(&shared.q_full[stage], F::kRowBytes + kBytes);
-        ptx::tma_load(
-            shared.q[stage], &maps.q, &shared.q_full[stage], place.row_tile * F::kM, place.head, item, ptx::kEvictLast);
-        ptx::bulk_load(shared.lse2[stage], args.lse2 + rows, kBytes, &shared.q_full[stage]);
-        ptx::wait(&shared.dout_empty[stage], at.parity ^ 1);
-        ptx::arrive_expecting(&shared.dout_full[stage], F::kRowBytes + kBytes);
-        ptx::tma_load(
-            shared.dout[stage], &maps.dout, &shared.dout_full[stage], place.row_tile * F::kM, place.head, item, ptx::kEvictLast);
-        ptx::bulk_load(shared.delta[stage], args.delta + rows, kBytes, &shared.dout_full[stage]);
-        at.advance();
+        const int at = query.stage, grads = steps & 1;
+        ptx::wait(&shared.q_empty[at], query.parity ^ 1);
+        if (leads()) {
+            shared.row_tile[at] = row_tile;
+            shared.flags[at] = shared.found.flags | more_flags;
+            shared.rows[at] = rows;
+            ptx::arrive_expecting(&shared.q_full[at], F::kRowBytes + kBytes);
+            ptx::tma_load(shared.q[at], &maps.q, &shared.q_full[at], row_tile * F::kM, head, work.item, ptx::kEvictLast);
+            ptx::bulk_load(shared.lse2[at], args.lse2 + rows, kBytes, &shared.q_full[at]);
+        }
+        if (shared.found.first) load_values();
+        ptx::wait(&shared.dout_empty[grads], steps >> 1 & 1 ^ 1);
+        if (leads()) {
+            ptx::arrive_expecting(&shared.dout_full[grads], F::kRowBytes + kBytes);
+            ptx::tma_load(shared.dout[grads], &maps.dout, &shared.dout_full[grads], row_tile * F::kM, head, work.item, ptx::kEvictLast);
+            ptx::bulk_load(shared.delta[grads], args.delta + rows, kBytes, &shared.dout_full[grads]);
+        }
+        if (shared.found.first) load_keys();
+        query.advance();
+        ++steps;
     }
 
-    // By one thread.
-    __device__ void run() {
-        const int column_tiles = ceil_div(args.mask.columns, F::kN), group = args.heads / args.kv_heads;
-        const unsigned total = unsigned(column_tiles) * args.kv_heads * args.batch;
+    // Instead of the rows of an item that has none.
+    __device__ __forceinline__ void say(int flags) {
+        ptx::wait(&shared.q_empty[query.stage], query.parity ^ 1);
+        if (leads()) {
+            shared.flags[query.stage] = flags;
+            ptx::arrive(&shared.q_full[query.stage]);
+        }
+        query.advance();
+    }
+
+    __device__ __forceinline__ unsigned take() const {
+        unsigned index = 0;
+        if (leads()) index = atomicAdd(reinterpret_cast<unsigned*>(args.work), 1u);
+        return __shfl_sync(~0u, index, 0);
+    }
+
+    // All query tiles of the item; a tile is loaded when the next one is known, or that there is none.
+    __device__ __forceinline__ void load_item() {
+        const int group = args.heads / args.kv_heads, end = (work.head + 1) * group;
+        int head = work.head * group, row_tile = 0;
+        bool fresh = true, any = false;  // no tile of this head yet; one of any head
+        find_runs(head);
+#pragma unroll 1
         for (;;) {
-            const unsigned index = atomicAdd(reinterpret_cast<unsigned*>(args.work), 1u);
-            if (index >= total) break;
-            // Column tiles of one head one after another: neighbours in time add to the same sums of dQ.
-            const int column_tile = index % column_tiles, kv_head = index / column_tiles % args.kv_heads;
-            const int item = index / column_tiles / args.kv_heads, end = (kv_head + 1) * group;
-            ptx::wait(&shared.kv_empty, items & 1 ^ 1);
-            shared.item = item, shared.kv_head = kv_head, shared.column_tile = column_tile;
-            ptx::arrive_expecting(&shared.kv_full, 2 * F::kKeyBytes);
-            ptx::tma_load(shared.k, &maps.k, &shared.kv_full, column_tile * F::kN, kv_head, item, ptx::kEvictFirst);
-            ptx::tma_load(shared.v, &maps.v, &shared.kv_full, column_tile * F::kN, kv_head, item, ptx::kEvictFirst);
-            ++items;
-            Place place{kv_head * group, -1, false};
-            for (int last_head = -1;;) {
-                const Place after = next(item, place.head, end, place.row_tile + 1, column_tile);
-                const bool ends = after.head == end;
-                if (place.row_tile >= 0) {
-                    load_rows(item, place, (place.partial ? kCut : 0) | (place.head != last_head ? kNewHead : 0) | (ends ? kEndsItem : 0));
-                    last_head = place.head;
-                } else if (ends) {
-                    say(kNoRows | kEndsItem);
+            for (;; ++row_tile) {
+                row_tile = shared.found.runs.live_from(row_tile);
+                if (row_tile < shared.found.runs.tiles) {
+                    if (kept(head, row_tile)) break;
+                } else if (++head < end) {
+                    find_runs(head);
+                    row_tile = -1, fresh = true;
+                } else {
+                    break;
                 }
-                if (ends) break;
-                place = after;
             }
+            if (any) load_rows(head == end ? kEndsItem : 0);
+            if (head == end) break;
+            if (fresh) ask_hidden(head);
+            if (leads()) {
+                shared.found.rows = (int64_t(work.item) * args.heads + head) * padded<F>(args.mask.rows) + int64_t(row_tile) * F::kM;
+                shared.found.head = head;
+                shared.found.row_tile = row_tile;
+                shared.found.first = !any;
+                shared.found.flags = (shared.found.runs.is_partial(row_tile) ? kCut : 0) | (fresh ? kNewHead : 0);
+            }
+            __syncwarp();
+            fresh = false, any = true;
+            ++row_tile;
+        }
+        if (!any) {
+            say(kNoRows | kEndsItem);
+            load_values();
+            load_keys();
+        }
+    }
+
+    __device__ void run() {
+        const int column_tiles = ceil_div(args.mask.columns, F::kN);
+        const unsigned total = unsigned(column_tiles) * args.kv_heads * args.batch;
+        for (unsigned index = take(); index < total; index = take()) {
+            // Column tiles of one head one after another: neighbours in time read the same queries and add to the same sums.
+            work = {int(index / column_tiles / args.kv_heads), int(index / column_tiles % args.kv_heads), int(index % column_tiles)};
+            load_item();
         }
         say(kNoWork);
-        if (atomicAdd(args.work + 1, 1) == int(gridDim.x) - 1) {
+        ask_hidden(-1);
+        if (leads() && atomicAdd(args.work + 1, 1) == int(gridDim.x) - 1) {
             args.work[0] = 0;
             args.work[1] = 0;
+        }
+    }
+};
+
+// One warp: what is hidden of the keys of an item from a query head.
+template <typename F>
+struct HiddenRole {
+    using Shared = typename F::Shared;
+    const Fm3BackwardArgs& args;
+    Shared& shared;
+
+    static __device__ __forceinline__ int load(const int* vector, int64_t at, int absent) {
+        return vector != nullptr ? __ldg(vector + at) : absent;
+    }
+
+    __device__ void run() {
+        const Fm3Mask& m = args.mask;
+        for (int heads = 0;; ++heads) {
+            const int stage = heads & 1;
+            ptx::wait(&shared.hidden_asked[stage], heads >> 1 & 1);
+            const auto asked = shared.asked[stage];
+            if (asked.head < 0) return;
+            const int64_t base = asked.item * m.vector_strides[0] + asked.head / (args.heads / m.heads) * m.vector_strides[1];
+#pragma unroll
+            for (int i = 0; i < F::kN / 32; ++i) {
+                const int key = 32 * i + threadIdx.x % 32, column = asked.column_tile * F::kN + key;
+                Interval a{0, m.rows}, b{0, 0};  // no such column: all rows
+                if (column < m.columns) {
+                    const int64_t from = base + column * m.vector_strides[2];
+                    a = {load(m.lts, from, 0), load(m.lte, from, m.lts != nullptr ? m.rows : 0)};
+                    b = {load(m.uts, from, 0), load(m.ute, from, 0)};
+                    if (m.causal) b.end = (column - m.columns) + m.rows;
+                }
+                shared.hidden[stage][key] = {clipped(a.start, a.end, m.rows), clipped(b.start, b.end, m.rows)};
+            }
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) ptx::arrive(&shared.hidden_full[stage]);
         }
     }
 };

@@ -26,43 +26,37 @@ struct BackwardMultiplyRole {
     Shared& shared;
     int warpgroup;
     float scale_log2;
-    ptx::Ring<F::kStages> at{};
-    int items = 0, steps = 0;
+    ptx::Ring<F::kQueryStages> query{};
+    int heads = -1, items = 0, steps = 0;  // stages and parities of two follow from these
 
-    // Hidden rows of this thread's two keys.
-    struct Hidden {
-        Interval lower[2], upper[2];
+    // Scores and dP of one query tile. Not kept over steps: as an operand that is overwritten it would count as still in use.
+    struct Tile {
+        float s[kM / 2], dp[kM / 2];
     };
 
-    static __device__ __forceinline__ int load(const int* vector, int64_t at, int absent) {
-        return vector != nullptr ? __ldg(vector + at) : absent;
-    }
+    struct State {
+        float dk[kD / 2], dv[kD / 2];
+        uint32_t ds[kM / 16][4];
+    };
 
-    __device__ __forceinline__ void load_hidden(Hidden& hidden, int item, int head, int column_tile) const {
-        const Fm3Mask& m = args.mask;
-        const int64_t* strides = m.vector_strides;
-        const int64_t base = item * strides[0] + head / (args.heads / m.heads) * strides[1];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int column = column_tile * kN + warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * h;
-            Interval a{0, m.rows}, b{0, 0};  // no such column: all rows
-            if (column < m.columns) {
-                const int64_t from = base + column * strides[2];
-                a = {load(m.lts, from, 0), load(m.lte, from, m.lts != nullptr ? m.rows : 0)};
-                b = {load(m.uts, from, 0), load(m.ute, from, 0)};
-                if (m.causal) b.end = (column - m.columns) + m.rows;
-            }
-            hidden.lower[h] = clipped(a.start, a.end, m.rows);
-            hidden.upper[h] = clipped(b.start, b.end, m.rows);
+    // The stage of what is hidden moves on with the query heads.
+    __device__ __forceinline__ void next_hidden() {
+        if (heads >= 0) {
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) ptx::arrive(&shared.hidden_empty[heads & 1]);
         }
+        ++heads;
+        ptx::wait(&shared.hidden_full[heads & 1], heads >> 1 & 1);
     }
 
     // Hides elements of a query tile: bit 8j + 2*(lane%4) + e of a key's 64 bits is its element (j, e).
-    __device__ __forceinline__ void hide(float (&s)[kM / 2], const Hidden& hidden, int row_tile) const {
+    __device__ __forceinline__ void hide(float (&s)[kM / 2], int row_tile) const {
         const int r0 = row_tile * kM, shift = threadIdx.x % 4 * 2;
+        const int key = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const Interval &a = hidden.lower[h], &b = hidden.upper[h];
+            const HiddenRows rows = shared.hidden[heads & 1][key + 8 * h];
+            const Interval a = rows.lower, b = rows.upper;
 #pragma unroll
             for (int word = 0; word < kM / 32; ++word) {
                 const int r = r0 + 32 * word;
@@ -130,24 +124,24 @@ struct BackwardMultiplyRole {
     }
 
     // A part of dQ goes to the adding thread in the order of the registers, 16 bytes a thread at a time.
-    __device__ __forceinline__ void hand_over(const float (&dq)[kSum / 2], int64_t to) {
+    __device__ __forceinline__ void hand_over(const float (&dq)[kSum / 2], int64_t rows) {
         const int thread = threadIdx.x % 128;
         ptx::wait(&shared.dq_empty[warpgroup], steps & 1 ^ 1);
         float4* parts = reinterpret_cast<float4*>(shared.dq[warpgroup]);
 #pragma unroll
         for (int i = 0; i < kSum / 8; ++i) parts[i * 128 + thread] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
-        if (thread == 0) shared.sums[warpgroup] = to;
+        if (thread == 0) shared.sums[warpgroup] = rows * kD + warpgroup * kM * kSum;
         ptx::fence_async_proxy();
         __syncwarp();
         if (thread % 32 == 0) ptx::arrive(&shared.dq_full[warpgroup]);
         ++steps;
     }
 
-    // A gradient leaves through this warp's 16 rows of a buffer that nobody reads any more.
-    __device__ __forceinline__ void store(const float (&x)[kD / 2], float factor, T* tile, const CUtensorMap* map) const {
+    // A gradient leaves through `tile`, 64 rows of this warpgroup; every warp stores its 16.
+    __device__ __forceinline__ void store(const float (&x)[kD / 2], float factor, T* tile, const CUtensorMap* map, const typename F::Work& work) const {
         int thread = threadIdx.x % 128;
         asm volatile("" : "+r"(thread));  // opaque: addresses kept over the loop would spill
-        const int warp = thread / 32, lane = thread % 32, part = lane / 8, first = warpgroup * 64 + 16 * warp;
+        const int warp = thread / 32, lane = thread % 32, part = lane / 8, first = 16 * warp;
         const int row = first + 8 * (part % 2) + lane % 8;
 #pragma unroll
         for (int j = 0; j < kD / 8; j += 2) {
@@ -158,7 +152,7 @@ struct BackwardMultiplyRole {
                 out[i] = ptx::packed(x[from] * factor, x[from + 1] * factor, T{});
             }
             const int column = 8 * (j + part / 2);
-            const T* to = tile + (column / 64) * kN * 64 + row * 64 + (((column % 64) / 8) ^ (row % 8)) * 8;
+            const T* to = tile + (column / 64) * 64 * 64 + row * 64 + (((column % 64) / 8) ^ (row % 8)) * 8;
             asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(ptx::shared_address(to)),
                          "r"(out[0]), "r"(out[1]), "r"(out[2]), "r"(out[3])
                          : "memory");
@@ -169,98 +163,155 @@ struct BackwardMultiplyRole {
 #pragma unroll 1
             for (int chunk = 0; chunk < F::kChunks; ++chunk) {
                 ptx::tma_store(
-                    map, tile + chunk * kN * 64 + first * 64, shared.column_tile * kN + first, chunk, shared.kv_head, shared.item);
+                    map, tile + chunk * 64 * 64 + first * 64, work.column_tile * kN + warpgroup * 64 + first, chunk, work.head, work.item);
             }
             ptx::store_commit();
         }
     }
 
-    __device__ __forceinline__ void step(float (&dk)[kD / 2], float (&dv)[kD / 2], const Hidden& hidden, int flags) {
-        const int stage = at.stage, lane = threadIdx.x % 32;
-        float s[kM / 2], ds[kM / 2];
-        multiply_transposed(s, shared.k, shared.q[stage]);
-        ptx::wait(&shared.dout_full[stage], at.parity);
-        multiply_transposed(ds, shared.v, shared.dout[stage]);
+    // The buffers that gradients left through can be written again, by both warpgroups.
+    __device__ __forceinline__ void settle_stores() {
+        if (threadIdx.x % 32 == 0) ptx::store_wait_read();
+        __syncwarp();
+        ptx::named_sync(F::kTogether, 128 * F::kWarpgroups);
+    }
+
+    __device__ __forceinline__ bool leads() const { return threadIdx.x % 128 == 0; }
+
+    // Scores to probabilities and dP to dS, as A operand and for both warpgroups; dV takes its part. On entry the scores are
+    // there and dP is in flight, on exit nothing is.
+    __device__ __forceinline__ void soften(State& x, Tile& y, int flags) {
+        const int at = query.stage, grads = steps & 1, lane = threadIdx.x % 32;
+        if (flags & kNewHead) next_hidden();
+        if (flags & kCut) hide(y.s, shared.row_tile[at]);
+#pragma unroll
+        for (int j = 0; j < kM / 8; ++j) {
+            const float2 lse2 = *reinterpret_cast<const float2*>(&shared.lse2[at][8 * j + 2 * (lane % 4)]);
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                y.s[4 * j + 2 * h] = exp2_fast(fmaf(y.s[4 * j + 2 * h], scale_log2, -lse2.x));
+                y.s[4 * j + 2 * h + 1] = exp2_fast(fmaf(y.s[4 * j + 2 * h + 1], scale_log2, -lse2.y));
+            }
+        }
+        uint32_t p[kM / 16][4];
+        pack<T>(y.s, p);
+        add_product(x.dv, p, shared.dout[grads]);
         ptx::wgmma_wait<1>();
-        ptx::hold(s);
-        if (flags & kCut) hide(s, hidden, shared.row_tile[stage]);
+        ptx::hold(y.dp);
+        if (flags & kEndsItem && leads()) ptx::arrive(&shared.v_empty);
 #pragma unroll
         for (int j = 0; j < kM / 8; ++j) {
-            const float2 lse2 = *reinterpret_cast<const float2*>(&shared.lse2[stage][8 * j + 2 * (lane % 4)]);
+            const float2 delta = *reinterpret_cast<const float2*>(&shared.delta[grads][8 * j + 2 * (lane % 4)]);
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                s[4 * j + 2 * h] = exp2_fast(fmaf(s[4 * j + 2 * h], scale_log2, -lse2.x));
-                s[4 * j + 2 * h + 1] = exp2_fast(fmaf(s[4 * j + 2 * h + 1], scale_log2, -lse2.y));
+                const float2 prob = ptx::unpacked(p[j / 2][j % 2 * 2 + h], T{});
+                x.ds[j / 2][j % 2 * 2 + h] = ptx::packed(
+                    prob.x * (y.dp[4 * j + 2 * h] - delta.x), prob.y * (y.dp[4 * j + 2 * h + 1] - delta.y), T{});
             }
         }
-        ptx::wgmma_wait<0>();
-        ptx::hold(ds);
-#pragma unroll
-        for (int j = 0; j < kM / 8; ++j) {
-            const float2 delta = *reinterpret_cast<const float2*>(&shared.delta[stage][8 * j + 2 * (lane % 4)]);
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                ds[4 * j + 2 * h] = s[4 * j + 2 * h] * (ds[4 * j + 2 * h] - delta.x);
-                ds[4 * j + 2 * h + 1] = s[4 * j + 2 * h + 1] * (ds[4 * j + 2 * h + 1] - delta.y);
-            }
-        }
-        uint32_t p16[kM / 16][4], ds16[kM / 16][4];
-        pack<T>(s, p16);
-        pack<T>(ds, ds16);
-        T* exchanged = shared.ds[steps & 1];
-        store_ds(ds16, exchanged);
-        add_product(dv, p16, shared.dout[stage]);
+        store_ds(x.ds, shared.ds[grads]);
         ptx::fence_async_proxy();
         ptx::named_sync(F::kTogether, 128 * F::kWarpgroups);
+        ptx::wgmma_wait<0>();
+        ptx::hold(x.dv);
+        if (leads()) ptx::arrive(&shared.dout_empty[grads]);
+    }
+
+    __device__ __forceinline__ void multiply_scores(Tile& y) { multiply_transposed(y.s, shared.k, shared.q[query.stage]); }
+
+    __device__ __forceinline__ void multiply_grads(Tile& y) {
+        ptx::wait(&shared.dout_full[steps & 1], steps >> 1 & 1);
+        multiply_transposed(y.dp, shared.v, shared.dout[steps & 1]);
+    }
+
+    __device__ __forceinline__ void release_queries(int at) {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) ptx::arrive(&shared.q_empty[at]);
+    }
+
+    // From one query tile to the next: dQ and dK of the one, scores and dP of the other. Returns the flags of the other.
+    __device__ __forceinline__ int go_on(State& x, Tile& y) {
+        const int at = query.stage;
         float dq[kSum / 2];
-        multiply_ds(dq, exchanged);
-        ptx::wgmma_wait<1>();
-        ptx::hold(dv);
-        if (threadIdx.x % 128 == 0) ptx::arrive(&shared.dout_empty[stage]);
-        add_product(dk, ds16, shared.q[stage]);
+        multiply_ds(dq, shared.ds[steps & 1]);
+        add_product(x.dk, x.ds, shared.q[at]);
+        query.advance();
         ptx::wgmma_wait<1>();
         ptx::hold(dq);
-        const int64_t rows = (int64_t(shared.item) * args.heads + shared.head[stage]) * (int64_t(ceil_div(args.mask.rows, kM)) * kM);
-        hand_over(dq, (rows + int64_t(shared.row_tile[stage]) * kM) * kD + warpgroup * kM * kSum);
+        hand_over(dq, shared.rows[at]);
+        ptx::wait(&shared.q_full[query.stage], query.parity);
         ptx::wgmma_wait<0>();
-        ptx::hold(dk);
+        ptx::hold(x.dk);
+        multiply_scores(y);
+        multiply_grads(y);
+        ptx::wgmma_wait<1>();
+        ptx::hold(y.s);
+        release_queries(at);
+        return shared.flags[query.stage];
+    }
+
+    // The products of both warpgroups are queued so that the matrix units have work while the warpgroups, which meet in every
+    // step, do arithmetic: dP beside the exponentials, dV beside dS.
+    __device__ __forceinline__ void run_item(State& x, int flags) {
+        {
+            Tile y;
+            multiply_scores(y);
+            multiply_grads(y);
+            ptx::wgmma_wait<1>();
+            ptx::hold(y.s);
+            soften(x, y, flags);
+        }
+#pragma unroll 1
+        while (!(flags & kEndsItem)) {
+            Tile y;
+            flags = go_on(x, y);
+            soften(x, y, flags);
+        }
+        float dq[kSum / 2];
+        multiply_ds(dq, shared.ds[steps & 1]);
+        add_product(x.dk, x.ds, shared.q[query.stage]);
+        ptx::wgmma_wait<1>();
+        ptx::hold(dq);
+        if (leads()) ptx::arrive(&shared.k_empty);
+        hand_over(dq, shared.rows[query.stage]);
+        ptx::wgmma_wait<0>();
+        ptx::hold(x.dk);
+        release_queries(query.stage);
+        query.advance();
     }
 
     __device__ void run() {
-        Hidden hidden;
+        State x;
         for (;;) {
-            ptx::wait(&shared.q_full[at.stage], at.parity);
-            int flags = shared.flags[at.stage];
+            ptx::wait(&shared.q_full[query.stage], query.parity);
+            const int flags = shared.flags[query.stage];
             if (flags & kNoWork) break;
-            ptx::wait(&shared.kv_full, items & 1);
+            ptx::wait(&shared.k_full, items & 1);
+            ptx::wait(&shared.v_full, items & 1);
+            const auto& work = shared.work[items & 1];
             ++items;
-            float dk[kD / 2], dv[kD / 2];
 #pragma unroll
-            for (int i = 0; i < kD / 2; ++i) dk[i] = dv[i] = 0.f;
-            for (;;) {
-                if (!(flags & kNoRows)) {
-                    if (flags & kNewHead) load_hidden(hidden, shared.item, shared.head[at.stage], shared.column_tile);
-                    step(dk, dv, hidden, flags);
+            for (int i = 0; i < kD / 2; ++i) x.dk[i] = x.dv[i] = 0.f;
+            settle_stores();
+            if (flags & kNoRows) {
+                if (leads()) {
+                    ptx::arrive(&shared.v_empty);
+                    ptx::arrive(&shared.k_empty);
                 }
-                // Every warp has read what the stage says of itself.
-                __syncwarp();
-                if (threadIdx.x % 32 == 0) ptx::arrive(&shared.q_empty[at.stage]);
-                if (flags & kNoRows && threadIdx.x % 128 == 0) ptx::arrive(&shared.dout_empty[at.stage]);
-                at.advance();
-                if (flags & kEndsItem) break;
-                ptx::wait(&shared.q_full[at.stage], at.parity);
-                flags = shared.flags[at.stage];
+                release_queries(query.stage);
+                query.advance();
+            } else {
+                run_item(x, flags);
             }
-            store(dv, 1.f, shared.v, &maps.dv);
-            ptx::named_sync(F::kTogether, 128 * F::kWarpgroups);  // both have multiplied with all keys
-            store(dk, args.scale, shared.k, &maps.dk);
-            if (threadIdx.x % 32 == 0) {
-                ptx::store_wait_read();
-                ptx::arrive(&shared.kv_empty);
-            }
+            // Both have multiplied with the last dS, and the sums of dQ have left.
+            ptx::named_sync(F::kTogether, 128 * F::kWarpgroups);
+            ptx::wait(&shared.dq_empty[warpgroup], steps & 1 ^ 1);
+            store(x.dv, 1.f, shared.ds[0] + warpgroup * 64 * kD, &maps.dv, work);
+            store(x.dk, args.scale, reinterpret_cast<T*>(shared.dq[warpgroup]), &maps.dk, work);
         }
+        if (threadIdx.x % 32 == 0) ptx::store_wait_read();
         ptx::wait(&shared.dq_empty[warpgroup], steps & 1 ^ 1);
-        if (threadIdx.x % 128 == 0) shared.sums[warpgroup] = -1;
+        if (leads()) shared.sums[warpgroup] = -1;
         __syncwarp();
         if (threadIdx.x % 32 == 0) ptx::arrive(&shared.dq_full[warpgroup]);
     }

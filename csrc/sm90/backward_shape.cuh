@@ -16,13 +16,19 @@ enum RowFlags : int {
     kNoWork = 16,    // not a tile: the block has no more work
 };
 
+// Hidden rows of a key: at most two runs.
+struct __align__(16) HiddenRows {
+    Interval lower, upper;
+};
+
 template <int kHeadDim, typename T>
 struct Backward {
     static constexpr int kD = kHeadDim;
     static constexpr int kM = 64;   // queries of a step
     static constexpr int kN = 128;  // keys of a work item
     static constexpr int kChunks = kD / 64;
-    static constexpr int kStages = 2;
+    static constexpr int kQueryStages = 3;  // of this step, of the next one's scores, and on their way
+    static constexpr int kGradStages = 2;   // dO
     static constexpr int kWarpgroups = kN / 64;
     static constexpr int kThreads = 128 * (kWarpgroups + 1);
     static constexpr int kRowBytes = kM * kD * int(sizeof(T));
@@ -37,22 +43,37 @@ struct Backward {
     // Named barriers; 0 is __syncthreads.
     static constexpr int kTogether = 1;  // both warpgroups
 
+    struct Work {
+        int item, head, column_tile;  // a KV head, where it is one of the items
+    };
+
     struct __align__(1024) Shared {
         T k[kN * kD];
         T v[kN * kD];
-        T q[kStages][kM * kD];
-        T dout[kStages][kM * kD];
-        T ds[2][kM * kN];
-        float dq[kWarpgroups][kM * kD / kWarpgroups];
-        alignas(16) float lse2[kStages][kM];
-        alignas(16) float delta[kStages][kM];
-        int row_tile[kStages], flags[kStages], head[kStages];
-        int item, kv_head, column_tile;  // of the work at hand
-        int64_t sums[kWarpgroups];       // where a warpgroup's part of dQ goes: index in floats, -1 for the end
-        ptx::Barrier kv_full, kv_empty;
-        ptx::Barrier q_full[kStages], q_empty[kStages], dout_full[kStages], dout_empty[kStages];
+        T q[kQueryStages][kM * kD];
+        T dout[kGradStages][kM * kD];
+        T ds[2][kM * kN];                             // after the last step of an item: dV on its way out
+        float dq[kWarpgroups][kM * kD / kWarpgroups];  // likewise dK
+        HiddenRows hidden[2][kN];                      // of the query head at hand and the next one
+        alignas(16) float lse2[kQueryStages][kM];
+        alignas(16) float delta[kGradStages][kM];
+        int64_t rows[kQueryStages];  // where the rows of a tile begin in the scratch of all rows
+        int row_tile[kQueryStages], flags[kQueryStages];
+        Work work[2];               // the one at hand and the next one
+        Work asked[2];              // for what is hidden; head < 0 is the end
+        struct {
+            RowRuns<kM> runs;  // of the head whose tiles are looked for
+            int64_t rows;      // the tile found last: where its rows begin in the scratch
+            int head, row_tile, flags;
+            bool first;  // of the item
+        } found;                    // of the loading warp alone, which has few registers
+        int64_t sums[kWarpgroups];  // where a warpgroup's part of dQ goes: index in floats, -1 for the end
+        ptx::Barrier k_full, k_empty, v_full, v_empty;
+        ptx::Barrier q_full[kQueryStages], q_empty[kQueryStages], dout_full[kGradStages], dout_empty[kGradStages];
+        ptx::Barrier hidden_asked[2], hidden_full[2], hidden_empty[2];
         ptx::Barrier dq_full[kWarpgroups], dq_empty[kWarpgroups];
     };
+    static_assert(sizeof(Shared::ds) >= kKeyBytes && sizeof(Shared::dq) >= kKeyBytes);
 
     struct Maps {
         CUtensorMap q, k, v, dout, dk, dv;

@@ -16,6 +16,8 @@ struct RowRuns {
     int cut_upper_from, cut_upper_to;       // touched by the upper interval of some column
     int below;                              // touched by the diagonal: those before this one
 
+    RowRuns() = default;
+
     __device__ __forceinline__ int starting_at(int64_t row) const {
         return int(min((row + kRows - 1) / kRows, int64_t(tiles)));
     }
@@ -30,9 +32,11 @@ struct RowRuns {
         cut_upper_from = ending_by(b.uts_min, m.rows), cut_upper_to = starting_at(b.ute_max);
         above = below = 0;
         if (m.causal) {
-            const int64_t diagonal = int64_t(m.columns) - m.rows;
+            int columns = m.columns;
+            asm volatile("" : "+r"(columns));  // opaque: what follows from it would be kept in registers over all heads
+            const int64_t diagonal = int64_t(columns) - m.rows;
             above = ending_by(max(first - diagonal, int64_t(0)), m.rows);
-            below = starting_at(max(min(end, int64_t(m.columns)) - 1 - diagonal, int64_t(0)));
+            below = starting_at(max(min(end, int64_t(columns)) - 1 - diagonal, int64_t(0)));
         }
         if (end > m.columns) below = tiles;
     }

@@ -73,11 +73,15 @@ struct Softmax {
             base[h] = high[h];
             sum[h] *= fade[h];
         }
+        // Summed apart first: one by one, small ones would vanish beside what is there.
+        float part[2] = {};
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             s[i] = exp2_fast(fmaf(s[i], scale_log2, -shift[i / 2 % 2]));
-            sum[i / 2 % 2] += s[i];
+            part[i / 2 % 2] += s[i];
         }
+        sum[0] += part[0];
+        sum[1] += part[1];
     }
 };
 

@@ -10,8 +10,9 @@
 namespace fm3 {
 namespace {
 
-constexpr int kRows = 64;  // of a query tile; Backward::kM
-constexpr int kWarps = 8;
+constexpr int kRows = 64;     // of a query tile; Backward::kM
+constexpr int kThreads = 256;
+constexpr int kTogether = 4;  // rows that a thread of `before` has on their way at a time
 constexpr float kLog2E = 1.4426950408889634f;
 
 __host__ __device__ __forceinline__ int64_t padded(int rows) { return (int64_t(rows) + kRows - 1) / kRows * kRows; }
@@ -21,74 +22,106 @@ __device__ __forceinline__ float2 floats(__half2 x) { return __half22float2(x); 
 __device__ __forceinline__ void narrow(float2 x, __nv_bfloat162* to) { *to = __float22bfloat162_rn(x); }
 __device__ __forceinline__ void narrow(float2 x, __half2* to) { *to = __float22half2_rn(x); }
 
-// One warp a row, rows that only pad the last tile included.
-template <int kD, typename Pair>
-__global__ void __launch_bounds__(32 * kWarps) before(const __grid_constant__ Fm3RowsArgs a, int64_t all_rows) {
-    const int lane = threadIdx.x % 32;
-    const int64_t at = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
-    if (at >= all_rows) return;
-    const int64_t length = padded(a.rows), row = at % length;
-    const int head = int(at / length % a.heads), item = int(at / length / a.heads);
-    float sum = 0.f, lse = -INFINITY, dlse = 0.f;
-    if (row < a.rows) {
-        using Element = decltype(Pair::x);
-        const auto from = [&](const void* data, const int64_t(&strides)[3]) {
-            return reinterpret_cast<const Pair*>(
-                static_cast<const Element*>(data) + item * strides[0] + row * strides[1] + head * strides[2]);
-        };
-        const Pair *out = from(a.out, a.out_strides), *dout = from(a.dout, a.dout_strides);
+template <typename Pair>
+__device__ __forceinline__ float dot(const uint4& x, const uint4& y) {
+    const Pair *a = reinterpret_cast<const Pair*>(&x), *b = reinterpret_cast<const Pair*>(&y);
+    float sum = 0.f;
 #pragma unroll
-        for (int i = lane; i < kD / 2; i += 32) {
-            const float2 x = floats(out[i]), y = floats(dout[i]);
-            sum += x.x * y.x + x.y * y.y;
-        }
-        lse = a.lse[(int64_t(item) * a.heads + head) * a.rows + row];
-        if (a.dlse != nullptr) dlse = a.dlse[item * a.dlse_strides[0] + row * a.dlse_strides[1] + head * a.dlse_strides[2]];
-    }
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-    if (lane == 0) {
-        // The exponent of a row that sees nothing becomes -inf, and nothing that arrives there goes further.
-        const bool dead = lse == -INFINITY;
-        a.lse2[at] = dead ? INFINITY : lse * kLog2E;
-        a.delta[at] = dead ? 0.f : sum - dlse;
-    }
-#pragma unroll
-    for (int i = lane; i < kD / 4; i += 32) reinterpret_cast<float4*>(a.dq_sums + at * kD)[i] = float4{0.f, 0.f, 0.f, 0.f};
+    for (int i = 0; i < 4; ++i) sum += floats(a[i]).x * floats(b[i]).x + floats(a[i]).y * floats(b[i]).y;
+    return sum;
 }
 
-// One block a query tile: sums in the order of the kernel's registers to rows of dq.
+// Groups of threads, 16 bytes of a row each, take kTogether rows of a head; neighbours take neighbouring heads, whose rows
+// usually lie side by side. Rows that only pad the last tile are included. Bound by memory: what counts is bytes on their way.
 template <int kD, typename Pair>
-__global__ void __launch_bounds__(256) after(const __grid_constant__ Fm3RowsArgs a, int tiles) {
-    constexpr int kHalf = kD / 2;  // columns of a warpgroup
-    const int tile = int(blockIdx.x % tiles), head = int(blockIdx.x / tiles % a.heads), item = int(blockIdx.x / tiles / a.heads);
+__global__ void __launch_bounds__(kThreads) before(const __grid_constant__ Fm3RowsArgs a, int64_t groups) {
+    constexpr int kLanes = kD / 8;
+    const int lane = threadIdx.x % kLanes;
+    const int64_t group = int64_t(blockIdx.x) * (kThreads / kLanes) + threadIdx.x / kLanes;
+    if (group >= groups) return;
+    const int64_t length = padded(a.rows), steps = length / kTogether;
+    const int head = int(group % a.heads), item = int(group / a.heads / steps);
+    const int64_t first = group / a.heads % steps * kTogether, at = (int64_t(item) * a.heads + head) * length + first;
+    using Element = decltype(Pair::x);
+    const auto load = [&](const void* data, const int64_t(&strides)[3], int64_t row) {
+        const Element* x = static_cast<const Element*>(data) + item * strides[0] + row * strides[1] + head * strides[2] + lane * 8;
+        return *reinterpret_cast<const uint4*>(x);
+    };
+    uint4 out[kTogether] = {}, dout[kTogether] = {};
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+        if (first + i < a.rows) {
+            out[i] = load(a.out, a.out_strides, first + i);
+            dout[i] = load(a.dout, a.dout_strides, first + i);
+        }
+    }
+    float4* zeros = reinterpret_cast<float4*>(a.dq_sums + at * kD);
+#pragma unroll
+    for (int i = 0; i < 2 * kTogether; ++i) zeros[i * kLanes + lane] = float4{0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+        float sum = dot<Pair>(out[i], dout[i]);
+#pragma unroll
+        for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+        if (lane != i) continue;
+        const int64_t row = first + i;
+        float lse = -INFINITY, dlse = 0.f;
+        if (row < a.rows) {
+            lse = a.lse[(int64_t(item) * a.heads + head) * a.rows + row];
+            if (a.dlse != nullptr) dlse = a.dlse[item * a.dlse_strides[0] + row * a.dlse_strides[1] + head * a.dlse_strides[2]];
+        }
+        // The exponent of a row that sees nothing becomes -inf, and nothing that arrives there goes further.
+        const bool dead = lse == -INFINITY;
+        a.lse2[at + i] = dead ? INFINITY : lse * kLog2E;
+        a.delta[at + i] = dead ? 0.f : sum - dlse;
+    }
+}
+
+// One block a query tile: sums in the order of the kernel's registers to rows of dq, by way of shared memory so that whole
+// rows are written.
+template <int kD, typename Pair>
+__global__ void __launch_bounds__(kThreads) after(const __grid_constant__ Fm3RowsArgs a, int tiles) {
+    constexpr int kHalf = kD / 2, kPitch = kD + 8;  // columns of a warpgroup; elements of a row in shared memory
+    using Element = decltype(Pair::x);
+    __shared__ __align__(16) Element rows[kRows * kPitch];
+    const int head = int(blockIdx.x % a.heads), tile = int(blockIdx.x / a.heads % tiles), item = int(blockIdx.x / a.heads / tiles);
     const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
     const float4* sums = reinterpret_cast<const float4*>(
         a.dq_sums + ((int64_t(item) * a.heads + head) * padded(a.rows) + int64_t(tile) * kRows) * kD + warpgroup * kRows * kHalf);
-    using Element = decltype(Pair::x);
-    Element* dq = static_cast<Element*>(a.dq) + item * a.dq_strides[0] + head * a.dq_strides[2];
-    const int64_t first = int64_t(tile) * kRows + thread / 32 * 16 + thread % 32 / 4;
+    float4 x[kHalf / 8];
+#pragma unroll
+    for (int i = 0; i < kHalf / 8; ++i) x[i] = __ldcs(sums + i * 128 + thread);
 #pragma unroll
     for (int i = 0; i < kHalf / 8; ++i) {
-        const float4 x = sums[i * 128 + thread];
-        const int column = warpgroup * kHalf + 8 * i + thread % 4 * 2;
-        if (first < a.rows) narrow({x.x * a.scale, x.y * a.scale}, reinterpret_cast<Pair*>(dq + first * a.dq_strides[1] + column));
-        if (first + 8 < a.rows) {
-            narrow({x.z * a.scale, x.w * a.scale}, reinterpret_cast<Pair*>(dq + (first + 8) * a.dq_strides[1] + column));
+        Element* to = rows + (thread / 32 * 16 + thread % 32 / 4) * kPitch + warpgroup * kHalf + 8 * i + thread % 4 * 2;
+        narrow({x[i].x * a.scale, x[i].y * a.scale}, reinterpret_cast<Pair*>(to));
+        narrow({x[i].z * a.scale, x[i].w * a.scale}, reinterpret_cast<Pair*>(to + 8 * kPitch));
+    }
+    __syncthreads();
+    Element* dq = static_cast<Element*>(a.dq) + item * a.dq_strides[0] + head * a.dq_strides[2];
+    constexpr int kLanes = kD / 8;
+#pragma unroll
+    for (int i = threadIdx.x; i < kRows * kLanes; i += kThreads) {
+        const int row = i / kLanes, lane = i % kLanes;
+        const int64_t to = int64_t(tile) * kRows + row;
+        if (to < a.rows) {
+            const uint4 value = *reinterpret_cast<const uint4*>(rows + row * kPitch + lane * 8);
+            __stcs(reinterpret_cast<uint4*>(dq + to * a.dq_strides[1] + lane * 8), value);
         }
     }
 }
 
 template <int kD, typename Pair>
 cudaError_t launch(const Fm3RowsArgs& a, bool is_before, cudaStream_t stream) {
-    const int64_t heads = int64_t(a.batch) * a.heads, rows = padded(a.rows) * heads;
-    const int64_t blocks = is_before ? (rows + kWarps - 1) / kWarps : rows / kRows;
+    constexpr int kGroups = kThreads / (kD / 8);
+    const int64_t heads = int64_t(a.batch) * a.heads, rows = padded(a.rows) * heads, groups = rows / kTogether;
+    const int64_t blocks = is_before ? (groups + kGroups - 1) / kGroups : rows / kRows;
     if (blocks == 0) return cudaSuccess;
     if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
     if (is_before) {
-        before<kD, Pair><<<unsigned(blocks), 32 * kWarps, 0, stream>>>(a, rows);
+        before<kD, Pair><<<unsigned(blocks), kThreads, 0, stream>>>(a, groups);
     } else {
-        after<kD, Pair><<<unsigned(blocks), 256, 0, stream>>>(a, int(padded(a.rows) / kRows));
+        after<kD, Pair><<<unsigned(blocks), kThreads, 0, stream>>>(a, int(padded(a.rows) / kRows));
     }
     return cudaGetLastError();
 }

@@ -102,4 +102,11 @@ __device__ __forceinline__ uint32_t packed(float low, float high, __half) {
     return out;
 }
 
+// The other way round, for values that are used again.
+__device__ __forceinline__ float2 unpacked(uint32_t x, __nv_bfloat16) {
+    return {__uint_as_float(x << 16), __uint_as_float(x & 0xFFFF0000u)};
+}
+
+__device__ __forceinline__ float2 unpacked(uint32_t x, __half) { return __half22float2(reinterpret_cast<const __half2&>(x)); }
+
 }  // namespace fm3::ptx
