@@ -2,7 +2,7 @@
 //
 // A persistent block takes column tiles of 128 keys, one after another, and for each the query tiles that it meets in all
 // query heads of its group (row_runs.cuh). Of its first warpgroup one warp finds and loads them, one says what is hidden of them,
-// and one thread adds parts of dQ to the sums in global memory (backward_load.cuh); two more warpgroups of 64 keys each multiply (backward_multiply.cuh).
+// and two threads add parts of dQ to the sums in global memory (backward_load.cuh); two more warpgroups of 64 keys each multiply (backward_multiply.cuh).
 #pragma once
 
 #include "backward_load.cuh"
@@ -33,11 +33,14 @@ __global__ void __launch_bounds__(Backward<kHeadDim, T>::kThreads, 1)
             ptx::barrier_init(&shared.hidden_asked[i], 1);
             ptx::barrier_init(&shared.hidden_full[i], 1);
             ptx::barrier_init(&shared.hidden_empty[i], 4 * F::kWarpgroups);
+            ptx::barrier_init(&shared.ds_full[i], 4 * F::kWarpgroups);
+            ptx::barrier_init(&shared.ds_empty[i], F::kWarpgroups);
         }
         for (int i = 0; i < F::kWarpgroups; ++i) {
             ptx::barrier_init(&shared.dq_full[i], 4);
             ptx::barrier_init(&shared.dq_empty[i], 1);
         }
+        ptx::barrier_init(&shared.staged, 4 * F::kWarpgroups);
         ptx::fence_barrier_init();
     }
     __syncthreads();
@@ -45,8 +48,8 @@ __global__ void __launch_bounds__(Backward<kHeadDim, T>::kThreads, 1)
     if (threadIdx.x < 128) {
         ptx::registers_down<F::kLightRegisters>();
         if (threadIdx.x < 32) BackwardLoadRole<F>{args, maps, shared}.run();
-        if (threadIdx.x == 32) SumRole<F>{args, shared}.run();
-        if (threadIdx.x / 32 == 2) HiddenRole<F>{args, shared}.run();
+        if (threadIdx.x / 32 == 1) HiddenRole<F>{args, shared}.run();
+        if (threadIdx.x == 64 || threadIdx.x == 96) SumRole<F>{args, shared, int(threadIdx.x / 32) - 2}.run();
     } else {
         ptx::registers_up<F::kMultiplyRegisters>();
         const int warpgroup = __shfl_sync(~0u, int(threadIdx.x / 128) - 1, 0);

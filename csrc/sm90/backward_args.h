@@ -3,9 +3,18 @@
 
 #include "forward_args.h"
 
+// Where the number of a row of a query tile of 64 lies: what a thread of a wgmma accumulator needs for its columns 16i + 2t,
+// 16i + 2t + 1, 16i + 8 + 2t and 16i + 9 + 2t are four numbers side by side.
+#if defined(__CUDACC__)
+__host__ __device__
+#endif
+inline int place_of_row(int row) {
+    return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2;
+}
+
 extern "C" {
 
-// `lse2` and `delta` fp32 [batch][heads][rows padded to 64] and `dq_sums` fp32 [batch][heads][padded rows][head dim], in the
+// `lse2` and `delta` fp32 [batch][heads][rows padded to 64, in the order of place_of_row within a tile] and `dq_sums` fp32 [batch][heads][padded rows][head dim], in the
 // order of the kernel's registers, are scratch that backward_rows.cu fills and empties. `work` as in the forward pass.
 struct Fm3BackwardArgs {
     const void *q, *k, *v, *dout;

@@ -6,12 +6,6 @@
 
 namespace fm3 {
 
-// Padded length of the per-row scratch.
-template <typename F>
-__device__ __forceinline__ int64_t padded(int rows) {
-    return int64_t(ceil_div(rows, F::kM)) * F::kM;
-}
-
 // One warp: takes column tiles from a counter, finds the query tiles that each meets in every head of its group, loads.
 template <typename F>
 struct BackwardLoadRole {
@@ -78,7 +72,8 @@ struct BackwardLoadRole {
 
     // Loads the tile found last.
     __device__ __forceinline__ void load_rows(int more_flags) {
-        const int64_t rows = shared.found.rows;
+        const unsigned tile = shared.found.tile;
+        const int64_t rows = int64_t(tile) * F::kM;
         const int row_tile = shared.found.row_tile, head = shared.found.head;
         constexpr int kBytes = F::kM * int(sizeof(float));
         const int at = query.stage, grads = steps & 1;
@@ -86,7 +81,7 @@ struct BackwardLoadRole {
         if (leads()) {
             shared.row_tile[at] = row_tile;
             shared.flags[at] = shared.found.flags | more_flags;
-            shared.rows[at] = rows;
+            shared.tile[at] = tile;
             ptx::arrive_expecting(&shared.q_full[at], F::kRowBytes + kBytes);
             ptx::tma_load(shared.q[at], &maps.q, &shared.q_full[at], row_tile * F::kM, head, work.item, ptx::kEvictLast);
             ptx::bulk_load(shared.lse2[at], args.lse2 + rows, kBytes, &shared.q_full[at]);
@@ -142,7 +137,7 @@ struct BackwardLoadRole {
             if (head == end) break;
             if (fresh) ask_hidden(head);
             if (leads()) {
-                shared.found.rows = (int64_t(work.item) * args.heads + head) * padded<F>(args.mask.rows) + int64_t(row_tile) * F::kM;
+                shared.found.tile = (unsigned(work.item) * args.heads + head) * ceil_div(args.mask.rows, F::kM) + row_tile;
                 shared.found.head = head;
                 shared.found.row_tile = row_tile;
                 shared.found.first = !any;
@@ -213,32 +208,23 @@ struct HiddenRole {
     }
 };
 
-// One thread: adds every part of dQ that a warpgroup has put down to the sums in global memory.
+// One thread a warpgroup: adds every part of dQ that it has put down to the sums in global memory.
 template <typename F>
 struct SumRole {
     using Shared = typename F::Shared;
     const Fm3BackwardArgs& args;
     Shared& shared;
+    int warpgroup;
 
     __device__ void run() {
-        int open = F::kWarpgroups, parity = 0;
-        bool done[F::kWarpgroups] = {};
-        for (; open > 0; parity ^= 1) {
-#pragma unroll
-            for (int w = 0; w < F::kWarpgroups; ++w) {
-                if (done[w]) continue;
-                ptx::wait(&shared.dq_full[w], parity);
-                const int64_t to = shared.sums[w];
-                if (to < 0) {
-                    done[w] = true;
-                    --open;
-                    continue;
-                }
-                ptx::bulk_add(args.dq_sums + to, shared.dq[w], F::kSumBytes);
-                ptx::store_commit();
-                ptx::store_wait_read();
-                ptx::arrive(&shared.dq_empty[w]);
-            }
+        for (int parity = 0;; parity ^= 1) {
+            ptx::wait(&shared.dq_full[warpgroup], parity);
+            const int64_t to = shared.sums[warpgroup];
+            if (to < 0) break;
+            ptx::bulk_add(args.dq_sums + to, shared.dq[warpgroup], F::kSumBytes);
+            ptx::store_commit();
+            ptx::store_wait_read();
+            ptx::arrive(&shared.dq_empty[warpgroup]);
         }
         ptx::bulk_wait();
     }

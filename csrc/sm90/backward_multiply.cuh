@@ -2,8 +2,8 @@
 //
 // Scores are computed transposed, keys by queries, so that probabilities and their gradients are the A operands of the
 // products with dO and Q as they stand, and dK and dV stay in registers over all query tiles and all heads of the group.
-// A thread then holds two keys: what is hidden of them is eight numbers in registers, whatever the mask is. Only dS goes
-// through shared memory, where both warpgroups meet to multiply it with all keys of the tile.
+// A thread then holds two keys: what is hidden of them is eight numbers, whatever the mask is. Only dS goes through shared
+// memory, so that both warpgroups can multiply it with all keys of the tile, half of the head dim each.
 #pragma once
 
 #include "backward_args.h"
@@ -29,14 +29,8 @@ struct BackwardMultiplyRole {
     ptx::Ring<F::kQueryStages> query{};
     int heads = -1, items = 0, steps = 0;  // stages and parities of two follow from these
 
-    // Scores and dP of one query tile. Not kept over steps: as an operand that is overwritten it would count as still in use.
-    struct Tile {
-        float s[kM / 2], dp[kM / 2];
-    };
-
     struct State {
         float dk[kD / 2], dv[kD / 2];
-        uint32_t ds[kM / 16][4];
     };
 
     // The stage of what is hidden moves on with the query heads.
@@ -124,17 +118,16 @@ struct BackwardMultiplyRole {
     }
 
     // A part of dQ goes to the adding thread in the order of the registers, 16 bytes a thread at a time.
-    __device__ __forceinline__ void hand_over(const float (&dq)[kSum / 2], int64_t rows) {
+    __device__ __forceinline__ void hand_over(const float (&dq)[kSum / 2], int of, unsigned tile) {
         const int thread = threadIdx.x % 128;
-        ptx::wait(&shared.dq_empty[warpgroup], steps & 1 ^ 1);
+        ptx::wait(&shared.dq_empty[warpgroup], of & 1 ^ 1);
         float4* parts = reinterpret_cast<float4*>(shared.dq[warpgroup]);
 #pragma unroll
         for (int i = 0; i < kSum / 8; ++i) parts[i * 128 + thread] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
-        if (thread == 0) shared.sums[warpgroup] = rows * kD + warpgroup * kM * kSum;
+        if (thread == 0) shared.sums[warpgroup] = (int64_t(tile) * kD + warpgroup * kSum) * kM;
         ptx::fence_async_proxy();
         __syncwarp();
         if (thread % 32 == 0) ptx::arrive(&shared.dq_full[warpgroup]);
-        ++steps;
     }
 
     // A gradient leaves through `tile`, 64 rows of this warpgroup; every warp stores its 16.
@@ -169,115 +162,115 @@ struct BackwardMultiplyRole {
         }
     }
 
-    // The buffers that gradients left through can be written again, by both warpgroups.
-    __device__ __forceinline__ void settle_stores() {
-        if (threadIdx.x % 32 == 0) ptx::store_wait_read();
-        __syncwarp();
-        ptx::named_sync(F::kTogether, 128 * F::kWarpgroups);
-    }
-
     __device__ __forceinline__ bool leads() const { return threadIdx.x % 128 == 0; }
 
-    // Scores to probabilities and dP to dS, as A operand and for both warpgroups; dV takes its part. On entry the scores are
-    // there and dP is in flight, on exit nothing is.
-    __device__ __forceinline__ void soften(State& x, Tile& y, int flags) {
-        const int at = query.stage, grads = steps & 1, lane = threadIdx.x % 32;
+    // The gradients of the item before have left the buffers of dS and dQ.
+    __device__ __forceinline__ void wait_for_staging() { ptx::wait(&shared.staged, items & 1 ^ 1); }
+
+    __device__ __forceinline__ void release_queries() {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) ptx::arrive(&shared.q_empty[query.stage]);
+        query.advance();
+    }
+
+    // Scores and dP to P and dS, both as A operands; dS also for both warpgroups.
+    template <bool kFirst>
+    __device__ __forceinline__ void make_operands(uint32_t (&p)[kM / 16][4], uint32_t (&ds)[kM / 16][4], int flags) {
+        const int at = query.stage, second = steps & 1, lane = threadIdx.x % 32;
+        float s[kM / 2], dp[kM / 2];
+        multiply_transposed(s, shared.k, shared.q[at]);
+        ptx::wait(&shared.dout_full[second], steps >> 1 & 1);
+        multiply_transposed(dp, shared.v, shared.dout[second]);
         if (flags & kNewHead) next_hidden();
-        if (flags & kCut) hide(y.s, shared.row_tile[at]);
-#pragma unroll
-        for (int j = 0; j < kM / 8; ++j) {
-            const float2 lse2 = *reinterpret_cast<const float2*>(&shared.lse2[at][8 * j + 2 * (lane % 4)]);
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                y.s[4 * j + 2 * h] = exp2_fast(fmaf(y.s[4 * j + 2 * h], scale_log2, -lse2.x));
-                y.s[4 * j + 2 * h + 1] = exp2_fast(fmaf(y.s[4 * j + 2 * h + 1], scale_log2, -lse2.y));
-            }
-        }
-        uint32_t p[kM / 16][4];
-        pack<T>(y.s, p);
-        add_product(x.dv, p, shared.dout[grads]);
         ptx::wgmma_wait<1>();
-        ptx::hold(y.dp);
+        ptx::hold(s);
+        if (flags & kCut) hide(s, shared.row_tile[at]);
+        const float4* lse2 = reinterpret_cast<const float4*>(shared.lse2[at]) + lane % 4;
+        const float4* delta = reinterpret_cast<const float4*>(shared.delta[second]) + lane % 4;
+#pragma unroll
+        for (int i = 0; i < kM / 16; ++i) {
+            const float4 of = lse2[4 * i];
+            const float subtract[4] = {of.x, of.y, of.z, of.w};
+#pragma unroll
+            for (int e = 0; e < 8; ++e) s[8 * i + e] = exp2_fast(fmaf(s[8 * i + e], scale_log2, -subtract[e / 4 * 2 + e % 2]));
+        }
+        pack<T>(s, p);
+        ptx::wgmma_wait<0>();
+        ptx::hold(dp);
         if (flags & kEndsItem && leads()) ptx::arrive(&shared.v_empty);
 #pragma unroll
-        for (int j = 0; j < kM / 8; ++j) {
-            const float2 delta = *reinterpret_cast<const float2*>(&shared.delta[grads][8 * j + 2 * (lane % 4)]);
+        for (int i = 0; i < kM / 16; ++i) {
+            const float4 of = delta[4 * i];
+            const float subtract[4] = {of.x, of.y, of.z, of.w};
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const float2 prob = ptx::unpacked(p[j / 2][j % 2 * 2 + h], T{});
-                x.ds[j / 2][j % 2 * 2 + h] = ptx::packed(
-                    prob.x * (y.dp[4 * j + 2 * h] - delta.x), prob.y * (y.dp[4 * j + 2 * h + 1] - delta.y), T{});
+            for (int e = 0; e < 4; ++e) {
+                // P as it was rounded: its registers are all that is left of it.
+                const float2 prob = ptx::unpacked(p[i][e], T{});
+                const float* gradient = dp + 8 * i + 2 * e;
+                ds[i][e] = ptx::packed(
+                    prob.x * (gradient[0] - subtract[e / 2 * 2]), prob.y * (gradient[1] - subtract[e / 2 * 2 + 1]), T{});
             }
         }
-        store_ds(x.ds, shared.ds[grads]);
+        ptx::wait(&shared.ds_empty[second], steps >> 1 & 1 ^ 1);
+        if constexpr (kFirst) wait_for_staging();
+        store_ds(ds, shared.ds[second]);
         ptx::fence_async_proxy();
-        ptx::named_sync(F::kTogether, 128 * F::kWarpgroups);
+        __syncwarp();
+        if (lane == 0) ptx::arrive(&shared.ds_full[second]);
+    }
+
+    // Queues this warpgroup's part of dQ of a step.
+    __device__ __forceinline__ void queue_sums(float (&dq)[kSum / 2], int of) {
+        ptx::wait(&shared.ds_full[of & 1], of >> 1 & 1);
+        multiply_ds(dq, shared.ds[of & 1]);
+    }
+
+    __device__ __forceinline__ void finish_sums(const float (&dq)[kSum / 2], int of, unsigned tile) {
+        if (leads()) ptx::arrive(&shared.ds_empty[of & 1]);
+        hand_over(dq, of, tile);
+    }
+
+    // One query tile. dQ is that of the tile before: by then the other warpgroup has its part of dS ready, so that the two never
+    // wait for each other as long as they are less than a step apart, and one multiplies while the other does arithmetic.
+    template <bool kFirst>
+    __device__ __forceinline__ unsigned step(State& x, int flags, unsigned tile_before) {
+        uint32_t p[kM / 16][4], ds[kM / 16][4];
+        make_operands<kFirst>(p, ds, flags);
+        const int second = steps & 1;
+        float dq[kSum / 2];
+        if constexpr (!kFirst) queue_sums(dq, steps - 1);
+        add_product(x.dv, p, shared.dout[second]);
+        add_product(x.dk, ds, shared.q[query.stage]);
+        if constexpr (!kFirst) {
+            ptx::wgmma_wait<2>();
+            ptx::hold(dq);
+            finish_sums(dq, steps - 1, tile_before);
+        }
         ptx::wgmma_wait<0>();
         ptx::hold(x.dv);
-        if (leads()) ptx::arrive(&shared.dout_empty[grads]);
-    }
-
-    __device__ __forceinline__ void multiply_scores(Tile& y) { multiply_transposed(y.s, shared.k, shared.q[query.stage]); }
-
-    __device__ __forceinline__ void multiply_grads(Tile& y) {
-        ptx::wait(&shared.dout_full[steps & 1], steps >> 1 & 1);
-        multiply_transposed(y.dp, shared.v, shared.dout[steps & 1]);
-    }
-
-    __device__ __forceinline__ void release_queries(int at) {
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) ptx::arrive(&shared.q_empty[at]);
-    }
-
-    // From one query tile to the next: dQ and dK of the one, scores and dP of the other. Returns the flags of the other.
-    __device__ __forceinline__ int go_on(State& x, Tile& y) {
-        const int at = query.stage;
-        float dq[kSum / 2];
-        multiply_ds(dq, shared.ds[steps & 1]);
-        add_product(x.dk, x.ds, shared.q[at]);
-        query.advance();
-        ptx::wgmma_wait<1>();
-        ptx::hold(dq);
-        hand_over(dq, shared.rows[at]);
-        ptx::wait(&shared.q_full[query.stage], query.parity);
-        ptx::wgmma_wait<0>();
         ptx::hold(x.dk);
-        multiply_scores(y);
-        multiply_grads(y);
-        ptx::wgmma_wait<1>();
-        ptx::hold(y.s);
-        release_queries(at);
-        return shared.flags[query.stage];
+        if (leads()) ptx::arrive(&shared.dout_empty[second]);
+        const unsigned tile = shared.tile[query.stage];
+        release_queries();
+        ++steps;
+        return tile;
     }
 
-    // The products of both warpgroups are queued so that the matrix units have work while the warpgroups, which meet in every
-    // step, do arithmetic: dP beside the exponentials, dV beside dS.
     __device__ __forceinline__ void run_item(State& x, int flags) {
-        {
-            Tile y;
-            multiply_scores(y);
-            multiply_grads(y);
-            ptx::wgmma_wait<1>();
-            ptx::hold(y.s);
-            soften(x, y, flags);
-        }
+        unsigned tile = step<true>(x, flags, 0);
+        asm volatile("" : "+r"(warpgroup));  // opaque: addresses kept from the first step for the loop would spill
 #pragma unroll 1
         while (!(flags & kEndsItem)) {
-            Tile y;
-            flags = go_on(x, y);
-            soften(x, y, flags);
+            ptx::wait(&shared.q_full[query.stage], query.parity);
+            flags = shared.flags[query.stage];
+            tile = step<false>(x, flags, tile);
         }
         float dq[kSum / 2];
-        multiply_ds(dq, shared.ds[steps & 1]);
-        add_product(x.dk, x.ds, shared.q[query.stage]);
-        ptx::wgmma_wait<1>();
+        queue_sums(dq, steps - 1);
+        ptx::wgmma_wait<0>();
         ptx::hold(dq);
         if (leads()) ptx::arrive(&shared.k_empty);
-        hand_over(dq, shared.rows[query.stage]);
-        ptx::wgmma_wait<0>();
-        ptx::hold(x.dk);
-        release_queries(query.stage);
-        query.advance();
+        finish_sums(dq, steps - 1, tile);
     }
 
     __device__ void run() {
@@ -289,24 +282,28 @@ struct BackwardMultiplyRole {
             ptx::wait(&shared.k_full, items & 1);
             ptx::wait(&shared.v_full, items & 1);
             const auto& work = shared.work[items & 1];
+            if (threadIdx.x % 32 == 0) {
+                ptx::store_wait_read();
+                ptx::arrive(&shared.staged);
+            }
             ++items;
 #pragma unroll
             for (int i = 0; i < kD / 2; ++i) x.dk[i] = x.dv[i] = 0.f;
-            settle_stores();
             if (flags & kNoRows) {
+                wait_for_staging();
                 if (leads()) {
                     ptx::arrive(&shared.v_empty);
                     ptx::arrive(&shared.k_empty);
                 }
-                release_queries(query.stage);
-                query.advance();
+                release_queries();
             } else {
                 run_item(x, flags);
             }
-            // Both have multiplied with the last dS, and the sums of dQ have left.
-            ptx::named_sync(F::kTogether, 128 * F::kWarpgroups);
+            // Both warpgroups have multiplied with the dS in the buffer that dV leaves through.
+            const int next = steps + (steps + warpgroup) % 2;  // the step that would use it
+            ptx::wait(&shared.ds_empty[warpgroup], next >> 1 & 1 ^ 1);
+            store(x.dv, 1.f, shared.ds[warpgroup], &maps.dv, work);
             ptx::wait(&shared.dq_empty[warpgroup], steps & 1 ^ 1);
-            store(x.dv, 1.f, shared.ds[0] + warpgroup * 64 * kD, &maps.dv, work);
             store(x.dk, args.scale, reinterpret_cast<T*>(shared.dq[warpgroup]), &maps.dk, work);
         }
         if (threadIdx.x % 32 == 0) ptx::store_wait_read();

@@ -27,8 +27,8 @@ struct Backward {
     static constexpr int kM = 64;   // queries of a step
     static constexpr int kN = 128;  // keys of a work item
     static constexpr int kChunks = kD / 64;
-    static constexpr int kQueryStages = 3;  // of this step, of the next one's scores, and on their way
-    static constexpr int kGradStages = 2;   // dO
+    static constexpr int kQueryStages = 3;
+    static constexpr int kGradStages = 2;  // dO
     static constexpr int kWarpgroups = kN / 64;
     static constexpr int kThreads = 128 * (kWarpgroups + 1);
     static constexpr int kRowBytes = kM * kD * int(sizeof(T));
@@ -39,9 +39,6 @@ struct Backward {
     static constexpr int kMultiplyRegisters = 224;
     // More than the block was launched with is never there: the increase would wait for ever.
     static_assert(128 * (kLightRegisters + kWarpgroups * kMultiplyRegisters) <= kThreads * (65536 / kThreads / 8 * 8));
-
-    // Named barriers; 0 is __syncthreads.
-    static constexpr int kTogether = 1;  // both warpgroups
 
     struct Work {
         int item, head, column_tile;  // a KV head, where it is one of the items
@@ -57,13 +54,13 @@ struct Backward {
         HiddenRows hidden[2][kN];                      // of the query head at hand and the next one
         alignas(16) float lse2[kQueryStages][kM];
         alignas(16) float delta[kGradStages][kM];
-        int64_t rows[kQueryStages];  // where the rows of a tile begin in the scratch of all rows
+        unsigned tile[kQueryStages];  // its number in the scratch of all rows
         int row_tile[kQueryStages], flags[kQueryStages];
         Work work[2];               // the one at hand and the next one
         Work asked[2];              // for what is hidden; head < 0 is the end
         struct {
             RowRuns<kM> runs;  // of the head whose tiles are looked for
-            int64_t rows;      // the tile found last: where its rows begin in the scratch
+            unsigned tile;     // the tile found last: its number in the scratch of all rows
             int head, row_tile, flags;
             bool first;  // of the item
         } found;                    // of the loading warp alone, which has few registers
@@ -71,7 +68,9 @@ struct Backward {
         ptx::Barrier k_full, k_empty, v_full, v_empty;
         ptx::Barrier q_full[kQueryStages], q_empty[kQueryStages], dout_full[kGradStages], dout_empty[kGradStages];
         ptx::Barrier hidden_asked[2], hidden_full[2], hidden_empty[2];
+        ptx::Barrier ds_full[2], ds_empty[2];
         ptx::Barrier dq_full[kWarpgroups], dq_empty[kWarpgroups];
+        ptx::Barrier staged;  // the gradients of the item before have been read out of ds and dq
     };
     static_assert(sizeof(Shared::ds) >= kKeyBytes && sizeof(Shared::dq) >= kKeyBytes);
 

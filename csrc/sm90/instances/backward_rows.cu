@@ -72,8 +72,9 @@ __global__ void __launch_bounds__(kThreads) before(const __grid_constant__ Fm3Ro
         }
         // The exponent of a row that sees nothing becomes -inf, and nothing that arrives there goes further.
         const bool dead = lse == -INFINITY;
-        a.lse2[at + i] = dead ? INFINITY : lse * kLog2E;
-        a.delta[at + i] = dead ? 0.f : sum - dlse;
+        const int64_t to = at - first % kRows + place_of_row(int(row % kRows));
+        a.lse2[to] = dead ? INFINITY : lse * kLog2E;
+        a.delta[to] = dead ? 0.f : sum - dlse;
     }
 }
 
