@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fm3_kernel import hopper, hopper_forward, reference
+from fm3_kernel import hopper, hopper_backward, hopper_forward, reference
 from masks.column_mask import ColumnMask
 
 _MASK = "Tensor? lts, Tensor? lte, Tensor? uts, Tensor? ute, Tensor? block_mask, Tensor? bounds, Tensor? order, bool causal"
@@ -31,6 +31,10 @@ OptionalTensor = Tensor | None
 def _mask(q: Tensor, k: Tensor, tensors: tuple[OptionalTensor, ...], causal: bool) -> ColumnMask:
     lts, lte, uts, ute, block_mask = tensors
     return ColumnMask(lts, lte, uts, ute, block_mask, causal, seqlen_q=q.shape[1], seqlen_k=k.shape[1])
+
+
+def _is_on_hopper(q: Tensor, implementation: str) -> bool:
+    return implementation == "hopper" or (implementation == "auto" and q.is_cuda and hopper.is_hopper(q.device))
 
 
 def _forward(
@@ -53,7 +57,7 @@ def _forward(
     call: object = None,
 ) -> tuple[Tensor, Tensor]:
     # Every forward implementation is deterministic, so the flag has nothing to choose here.
-    if implementation == "hopper" or (implementation == "auto" and q.is_cuda and hopper.is_hopper(q.device)):
+    if _is_on_hopper(q, implementation):
         if preparation is None and bounds is not None and order is not None:
             preparation = hopper.Preparation(bounds, order)
         return hopper_forward.forward(
@@ -85,6 +89,16 @@ def _backward(
     need_k: bool,
     need_v: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if _is_on_hopper(q, implementation) and q.shape[3] in hopper_backward.HEAD_DIMS and not deterministic:
+        found = hopper_backward.backward(
+            *(dout, dlse, q, k, v, out, lse),
+            hopper.MaskTensors(lts, lte, uts, ute, block_mask, causal),
+            scale,
+            None if bounds is None or order is None else hopper.Preparation(bounds, order),
+        )
+        needs = (need_q, need_k, need_v)
+        wanted = [x if need else x.new_empty(0) for x, need in zip(found, needs, strict=True)]
+        return wanted[0], wanted[1], wanted[2]
     mask = _mask(q, k, (lts, lte, uts, ute, block_mask), causal)
     dq, dk, dv = reference.backward(dout, dlse, q, k, v, out, lse, mask, scale, needs=(need_q, need_k, need_v))
     # An operator cannot return None: a gradient that nobody wants is a tensor of no elements.
