@@ -40,7 +40,7 @@ class Backend(ABC):
     layout: ClassVar[str] = "bhsd"
     """Memory order of its tensors: ``bshd`` or ``bhsd``. Inputs hold the same values in either."""
     sources: ClassVar[tuple[str, ...]] = ()
-    """Files and folders of this repository that determine what it computes and how fast."""
+    """Files and folders of this repository, beside its own module, that determine what it computes and how fast."""
 
     @abstractmethod
     def probe(self, device: str) -> Availability:
@@ -55,14 +55,13 @@ class Backend(ABC):
         """Everything that is made once for a mask (timed apart as ``setup_ms``). ``mask`` lies on the device."""
 
     def sources_of(self, pass_: str) -> Iterable[Path]:
-        """Those of one pass, where the passes are kernels of their own."""
-        return [ROOT / name for name in self.sources]
+        """Files and folders that determine what it does in a pass and how fast: its own module and ``sources``."""
+        return [Path(inspect.getfile(type(self))), *(ROOT / name for name in self.sources)]
 
     def source_hash(self, device: str, pass_: str) -> str:
         """Hash of what determines this competitor's speed in a pass: its version and the files it is made of here."""
         version = self.probe(device).version
-        own = Path(inspect.getfile(type(self)))
-        return hash_files([own, *self.sources_of(pass_)], salt=f"{self.name} {version}")
+        return hash_files(self.sources_of(pass_), salt=f"{self.name} {version}")
 
 
 def gib(count: float) -> str:
