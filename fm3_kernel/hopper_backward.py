@@ -1,7 +1,7 @@
-"""The Hopper backward kernel from Python: scratch, the three launches, the call.
+"""The Hopper backward kernel from Python: scratch, the two launches, the call.
 
-Not behind ``flashmask_attention`` yet: it becomes the backward pass on Hopper GPUs once its tests have passed on one.
-Scratch, freed with the call: two fp32 numbers a head and row, and fp32 sums for dq.
+Scratch, freed with the call: two fp32 numbers a head and row, and fp32 sums of dq for as many KV heads as are worked on at a
+time (:func:`sums_in_turn`).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class BackwardArgs(ctypes.Structure):
     """``Fm3BackwardArgs`` of ``csrc/sm90/backward_args.h``, field by field."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "dout", "dk", "dv")),
-        *((f"{name}_strides", STRIDES) for name in ("q", "k", "v", "dout", "dk", "dv")),
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "dout", "dq", "dk", "dv")),
+        *((f"{name}_strides", STRIDES) for name in ("q", "k", "v", "dout", "dq", "dk", "dv")),
         ("mask", MaskArgs),
-        *((name, ctypes.c_void_p) for name in ("lse2", "delta", "dq_sums", "work")),
+        *((name, ctypes.c_void_p) for name in ("lse2", "delta", "dq_sums", "counters", "work")),
         *((name, ctypes.c_int) for name in ("batch", "heads", "kv_heads", "bf16")),
-        ("scale", ctypes.c_float),
-        ("multiprocessors", ctypes.c_int),
+        *((name, ctypes.c_float) for name in ("scale", "dq_scale")),
+        *((name, ctypes.c_int) for name in ("slots", "lag", "multiprocessors")),
     ]
 
 
@@ -54,11 +54,11 @@ class RowsArgs(ctypes.Structure):
     """``Fm3RowsArgs`` of ``csrc/sm90/backward_args.h``, field by field."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("out", "dout", "lse", "dlse", "dq")),
-        *((f"{name}_strides", STRIDES) for name in ("out", "dout", "dq", "dlse")),
-        *((name, ctypes.c_void_p) for name in ("lse2", "delta", "dq_sums")),
+        *((name, ctypes.c_void_p) for name in ("out", "dout", "lse", "dlse")),
+        *((f"{name}_strides", STRIDES) for name in ("out", "dout", "dlse")),
+        *((name, ctypes.c_void_p) for name in ("lse2", "delta", "zeros")),
+        ("zeroed", ctypes.c_int64),
         *((name, ctypes.c_int) for name in ("batch", "heads", "rows", "head_dim", "bf16")),
-        ("scale", ctypes.c_float),
     ]
 
 
@@ -100,36 +100,50 @@ def backward(
         dout = dout.clone(memory_format=torch.contiguous_format)  # contiguous() would keep a start that is not aligned
     if preparation is None and mask.lts is not None:
         preparation = prepare(mask, rows)
-    padded = tile_count(rows, ROWS) * ROWS
-    scratch = torch.empty((2 + head_dim, batch, heads, padded), dtype=torch.float32, device=device)
-    lse2, delta, sums = scratch[0], scratch[1], scratch[2:]
+    padded, column_tiles = tile_count(rows, ROWS) * ROWS, tile_count(columns)
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    slots, lag = sums_in_turn(column_tiles, batch * kv_heads, processors)
+    statistics = torch.empty((2, batch, heads, padded), dtype=torch.float32, device=device)
+    count = slots * (heads // kv_heads) * padded * head_dim
+    zeroed = torch.empty(count + 2 * batch * kv_heads, dtype=torch.float32, device=device)  # sums, then counters
     dlse_strides = (0, 0, 0) if dlse is None else (dlse.stride(0), dlse.stride(2), dlse.stride(1))
     rows_args = RowsArgs(
         *(x.data_ptr() for x in (out, dout, lse)),
         None if dlse is None else dlse.data_ptr(),
-        dq.data_ptr(),
-        *(STRIDES(*shared_strides(x, 3)) for x in (out, dout, dq)),
+        *(STRIDES(*shared_strides(x, 3)) for x in (out, dout)),
         STRIDES(*dlse_strides),
-        *(x.data_ptr() for x in (lse2, delta, sums)),
-        *(batch, heads, rows, head_dim, int(q.dtype == torch.bfloat16), factor if q is given else -factor),
+        *(x.data_ptr() for x in (statistics[0], statistics[1], zeroed)),
+        4 * zeroed.numel(),
+        *(batch, heads, rows, head_dim, int(q.dtype == torch.bfloat16)),
     )
     mask_of_call, kept = mask_args(mask, rows, columns, preparation)
     args = BackwardArgs(
-        *(x.data_ptr() for x in (q, k, v, dout, dk, dv)),
-        *(STRIDES(*shared_strides(x, 3)) for x in (q, k, v, dout, dk, dv)),
+        *(x.data_ptr() for x in (q, k, v, dout, dq, dk, dv)),
+        *(STRIDES(*shared_strides(x, 3)) for x in (q, k, v, dout, dq, dk, dv)),
         mask_of_call,
-        *(x.data_ptr() for x in (lse2, delta, sums)),
+        *(x.data_ptr() for x in (statistics[0], statistics[1], zeroed)),
+        zeroed.data_ptr() + 4 * count,
         None,
-        *(batch, heads, kv_heads, int(q.dtype == torch.bfloat16), factor),
-        torch.cuda.get_device_properties(device).multi_processor_count,
+        *(batch, heads, kv_heads, int(q.dtype == torch.bfloat16), factor, factor if q is given else -factor),
+        *(slots, lag, processors),
     )
     with on_device(device):
         stream = raw_stream(device.index)
         args.work, graph_memory = counters(device, stream, 2)
-        by_rows = function("backward_rows", "fm3_backward_rows", "pip")
-        check(by_rows(ctypes.byref(rows_args), 1, stream), "preparing the backward pass")
+        by_rows = function("backward_rows", "fm3_backward_rows", "pp")
+        check(by_rows(ctypes.byref(rows_args), stream), "preparing the backward pass")
         kernel = function(f"backward_d{head_dim}", "fm3_backward", "pp")
         check(kernel(ctypes.byref(args), stream), "the backward kernel")
-        check(by_rows(ctypes.byref(rows_args), 0, stream), "finishing the backward pass")
     del kept, graph_memory
     return (dq.zero_(), dk.zero_(), dv) if abs(scale) < SMALLEST_SCALE else (dq, dk, dv)
+
+
+def sums_in_turn(column_tiles: int, kv_heads: int, processors: int) -> tuple[int, int]:
+    """How many KV heads have room for their sums of dq at a time, and how many work items later those become dq.
+
+    By then all items of the KV head should be done, of which each multiprocessor has one or two at hand; and a slot should be
+    clean when its next user comes. Where it is not so, a block waits a little.
+    """
+    lag = column_tiles + 3 * processors // 2
+    slots = 1 + -(-(lag + processors) // column_tiles)
+    return min(slots, kv_heads), min(lag, column_tiles * kv_heads)

@@ -1,4 +1,4 @@
-// The light roles of the backward kernel: loading, saying what is hidden, adding to the sums of dQ.
+// Two light roles of the backward kernel: loading, and saying what is hidden.
 #pragma once
 
 #include "backward_args.h"
@@ -72,16 +72,17 @@ struct BackwardLoadRole {
 
     // Loads the tile found last.
     __device__ __forceinline__ void load_rows(int more_flags) {
-        const unsigned tile = shared.found.tile;
-        const int64_t rows = int64_t(tile) * F::kM;
         const int row_tile = shared.found.row_tile, head = shared.found.head;
+        const int row_tiles = ceil_div(args.mask.rows, F::kM), group = args.heads / args.kv_heads;
+        const int64_t rows = ((int64_t(work.item) * args.heads + head) * row_tiles + row_tile) * F::kM;
         constexpr int kBytes = F::kM * int(sizeof(float));
         const int at = query.stage, grads = steps & 1;
         ptx::wait(&shared.q_empty[at], query.parity ^ 1);
         if (leads()) {
             shared.row_tile[at] = row_tile;
             shared.flags[at] = shared.found.flags | more_flags;
-            shared.tile[at] = tile;
+            shared.sums_tile[at] = unsigned(work.slot % args.slots * group + head % group) * row_tiles + row_tile;
+            shared.convert[at] = shared.found.convert;
             ptx::arrive_expecting(&shared.q_full[at], F::kRowBytes + kBytes);
             ptx::tma_load(shared.q[at], &maps.q, &shared.q_full[at], row_tile * F::kM, head, work.item, ptx::kEvictLast);
             ptx::bulk_load(shared.lse2[at], args.lse2 + rows, kBytes, &shared.q_full[at]);
@@ -103,6 +104,7 @@ struct BackwardLoadRole {
         ptx::wait(&shared.q_empty[query.stage], query.parity ^ 1);
         if (leads()) {
             shared.flags[query.stage] = flags;
+            shared.convert[query.stage] = shared.found.convert;
             ptx::arrive(&shared.q_full[query.stage]);
         }
         query.advance();
@@ -137,7 +139,6 @@ struct BackwardLoadRole {
             if (head == end) break;
             if (fresh) ask_hidden(head);
             if (leads()) {
-                shared.found.tile = (unsigned(work.item) * args.heads + head) * ceil_div(args.mask.rows, F::kM) + row_tile;
                 shared.found.head = head;
                 shared.found.row_tile = row_tile;
                 shared.found.first = !any;
@@ -157,10 +158,16 @@ struct BackwardLoadRole {
     __device__ void run() {
         const int column_tiles = ceil_div(args.mask.columns, F::kN);
         const unsigned total = unsigned(column_tiles) * args.kv_heads * args.batch;
-        for (unsigned index = take(); index < total; index = take()) {
-            // Column tiles of one head one after another: neighbours in time read the same queries and add to the same sums.
-            work = {int(index / column_tiles / args.kv_heads), int(index / column_tiles % args.kv_heads), int(index % column_tiles)};
-            load_item();
+        for (unsigned index = take(); index < total + args.lag; index = take()) {
+            if (leads()) shared.found.convert = index >= unsigned(args.lag) ? index - args.lag : kNone;
+            if (index < total) {
+                // Column tiles of one head one after another: neighbours in time read the same queries and add to the same sums.
+                const int slot = int(index / column_tiles);
+                work = {slot / args.kv_heads, slot % args.kv_heads, int(index % column_tiles), slot};
+                load_item();
+            } else {
+                say(kOnlySums);
+            }
         }
         say(kNoWork);
         ask_hidden(-1);
@@ -205,28 +212,6 @@ struct HiddenRole {
             __syncwarp();
             if (threadIdx.x % 32 == 0) ptx::arrive(&shared.hidden_full[stage]);
         }
-    }
-};
-
-// One thread a warpgroup: adds every part of dQ that it has put down to the sums in global memory.
-template <typename F>
-struct SumRole {
-    using Shared = typename F::Shared;
-    const Fm3BackwardArgs& args;
-    Shared& shared;
-    int warpgroup;
-
-    __device__ void run() {
-        for (int parity = 0;; parity ^= 1) {
-            ptx::wait(&shared.dq_full[warpgroup], parity);
-            const int64_t to = shared.sums[warpgroup];
-            if (to < 0) break;
-            ptx::bulk_add(args.dq_sums + to, shared.dq[warpgroup], F::kSumBytes);
-            ptx::store_commit();
-            ptx::store_wait_read();
-            ptx::arrive(&shared.dq_empty[warpgroup]);
-        }
-        ptx::bulk_wait();
     }
 };
 

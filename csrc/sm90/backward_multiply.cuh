@@ -8,6 +8,7 @@
 
 #include "backward_args.h"
 #include "backward_shape.cuh"
+#include "backward_sums.cuh"
 #include "fragments.cuh"
 #include "hidden_bits.cuh"
 #include "ptx/sync.cuh"
@@ -117,21 +118,25 @@ struct BackwardMultiplyRole {
         }
     }
 
+    // The item at hand.
+    __device__ __forceinline__ const typename F::Work& work() const { return shared.work[items & 1 ^ 1]; }
+
     // A part of dQ goes to the adding thread in the order of the registers, 16 bytes a thread at a time.
-    __device__ __forceinline__ void hand_over(const float (&dq)[kSum / 2], int of, unsigned tile) {
+    __device__ __forceinline__ void hand_over(const float (&dq)[kSum / 2], int of, unsigned tile, bool ends) {
         const int thread = threadIdx.x % 128;
         ptx::wait(&shared.dq_empty[warpgroup], of & 1 ^ 1);
         float4* parts = reinterpret_cast<float4*>(shared.dq[warpgroup]);
 #pragma unroll
         for (int i = 0; i < kSum / 8; ++i) parts[i * 128 + thread] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
-        if (thread == 0) shared.sums[warpgroup] = (int64_t(tile) * kD + warpgroup * kSum) * kM;
+        if (thread == 0) shared.sums[warpgroup] = {(int64_t(tile) * kD + warpgroup * kSum) * kM, work().slot, ends};
         ptx::fence_async_proxy();
         __syncwarp();
         if (thread % 32 == 0) ptx::arrive(&shared.dq_full[warpgroup]);
     }
 
-    // A gradient leaves through `tile`, 64 rows of this warpgroup; every warp stores its 16.
-    __device__ __forceinline__ void store(const float (&x)[kD / 2], float factor, T* tile, const CUtensorMap* map, const typename F::Work& work) const {
+    // 64 rows of a gradient, from `position` on, leave through `tile`; every warp stores its 16.
+    __device__ __forceinline__ void store(
+        const float (&x)[kD / 2], float factor, T* tile, const CUtensorMap* map, int position, int head, int item) const {
         int thread = threadIdx.x % 128;
         asm volatile("" : "+r"(thread));  // opaque: addresses kept over the loop would spill
         const int warp = thread / 32, lane = thread % 32, part = lane / 8, first = 16 * warp;
@@ -155,8 +160,7 @@ struct BackwardMultiplyRole {
         if (lane == 0) {
 #pragma unroll 1
             for (int chunk = 0; chunk < F::kChunks; ++chunk) {
-                ptx::tma_store(
-                    map, tile + chunk * 64 * 64 + first * 64, work.column_tile * kN + warpgroup * 64 + first, chunk, work.head, work.item);
+                ptx::tma_store(map, tile + chunk * 64 * 64 + first * 64, position + first, chunk, head, item);
             }
             ptx::store_commit();
         }
@@ -164,8 +168,43 @@ struct BackwardMultiplyRole {
 
     __device__ __forceinline__ bool leads() const { return threadIdx.x % 128 == 0; }
 
-    // The gradients of the item before have left the buffers of dS and dQ.
+    // This warp's gradients have left the buffers of dS and dQ; those of all warps have.
+    __device__ __forceinline__ void say_staged() {
+        if (threadIdx.x % 32 == 0) {
+            ptx::store_wait_read();
+            ptx::arrive(&shared.staged);
+        }
+    }
     __device__ __forceinline__ void wait_for_staging() { ptx::wait(&shared.staged, items & 1 ^ 1); }
+
+    // Makes an item's share of dq: sums, in the order of accumulators, to rows.
+    __device__ __forceinline__ void convert(unsigned index) {
+        const int column_tiles = ceil_div(args.mask.columns, kN), row_tiles = ceil_div(args.mask.rows, kM);
+        const int group = args.heads / args.kv_heads, slot = int(index / column_tiles), thread = threadIdx.x % 128;
+        const int64_t part = index % column_tiles, tiles = int64_t(row_tiles) * group;  // of the KV head
+        const int64_t end = tiles * (part + 1) / column_tiles;
+        if (thread % 32 == 0) wait_for_count(args.counters + 2 * slot, complete<F>(args));
+        __syncwarp();
+#pragma unroll 1
+        for (int64_t tile = tiles * part / column_tiles + warpgroup; tile < end; tile += F::kWarpgroups) {
+            float4* sums = reinterpret_cast<float4*>(args.dq_sums + (slot % args.slots * tiles + tile) * (kM * kD)) + thread;
+            float x[kD / 2];
+#pragma unroll
+            for (int i = 0; i < kD / 8; ++i) {
+                const float4 four = __ldcg(sums + i * 128);
+                x[4 * i] = four.x, x[4 * i + 1] = four.y, x[4 * i + 2] = four.z, x[4 * i + 3] = four.w;
+            }
+#pragma unroll
+            for (int i = 0; i < kD / 8; ++i) __stcg(sums + i * 128, float4{0.f, 0.f, 0.f, 0.f});
+            if (thread % 32 == 0) ptx::store_wait_read();
+            __syncwarp();
+            const int head = slot % args.kv_heads * group + int(tile / row_tiles);
+            store(x, args.dq_scale, reinterpret_cast<T*>(shared.dq[warpgroup]), &maps.dq, int(tile % row_tiles) * kM, head, slot / args.kv_heads);
+        }
+        ptx::fence_async_proxy_everywhere();
+        __syncwarp();
+        if (thread % 32 == 0) count(args.counters + 2 * slot + 1);
+    }
 
     __device__ __forceinline__ void release_queries() {
         __syncwarp();
@@ -181,6 +220,7 @@ struct BackwardMultiplyRole {
         multiply_transposed(s, shared.k, shared.q[at]);
         ptx::wait(&shared.dout_full[second], steps >> 1 & 1);
         multiply_transposed(dp, shared.v, shared.dout[second]);
+        if constexpr (kFirst) say_staged();
         if (flags & kNewHead) next_hidden();
         ptx::wgmma_wait<1>();
         ptx::hold(s);
@@ -225,9 +265,9 @@ struct BackwardMultiplyRole {
         multiply_ds(dq, shared.ds[of & 1]);
     }
 
-    __device__ __forceinline__ void finish_sums(const float (&dq)[kSum / 2], int of, unsigned tile) {
+    __device__ __forceinline__ void finish_sums(const float (&dq)[kSum / 2], int of, unsigned tile, bool ends) {
         if (leads()) ptx::arrive(&shared.ds_empty[of & 1]);
-        hand_over(dq, of, tile);
+        hand_over(dq, of, tile, ends);
     }
 
     // One query tile. dQ is that of the tile before: by then the other warpgroup has its part of dS ready, so that the two never
@@ -244,13 +284,13 @@ struct BackwardMultiplyRole {
         if constexpr (!kFirst) {
             ptx::wgmma_wait<2>();
             ptx::hold(dq);
-            finish_sums(dq, steps - 1, tile_before);
+            finish_sums(dq, steps - 1, tile_before, false);
         }
         ptx::wgmma_wait<0>();
         ptx::hold(x.dv);
         ptx::hold(x.dk);
         if (leads()) ptx::arrive(&shared.dout_empty[second]);
-        const unsigned tile = shared.tile[query.stage];
+        const unsigned tile = shared.sums_tile[query.stage];
         release_queries();
         ++steps;
         return tile;
@@ -270,7 +310,7 @@ struct BackwardMultiplyRole {
         ptx::wgmma_wait<0>();
         ptx::hold(dq);
         if (leads()) ptx::arrive(&shared.k_empty);
-        finish_sums(dq, steps - 1, tile);
+        finish_sums(dq, steps - 1, tile, true);
     }
 
     __device__ void run() {
@@ -279,19 +319,22 @@ struct BackwardMultiplyRole {
             ptx::wait(&shared.q_full[query.stage], query.parity);
             const int flags = shared.flags[query.stage];
             if (flags & kNoWork) break;
+            // While the item's keys and values are on their way.
+            if (const unsigned index = shared.convert[query.stage]; index != kNone) convert(index);
+            if (flags & kOnlySums) {
+                release_queries();
+                continue;
+            }
             ptx::wait(&shared.k_full, items & 1);
             ptx::wait(&shared.v_full, items & 1);
-            const auto& work = shared.work[items & 1];
-            if (threadIdx.x % 32 == 0) {
-                ptx::store_wait_read();
-                ptx::arrive(&shared.staged);
-            }
             ++items;
 #pragma unroll
             for (int i = 0; i < kD / 2; ++i) x.dk[i] = x.dv[i] = 0.f;
             if (flags & kNoRows) {
+                say_staged();
                 wait_for_staging();
                 if (leads()) {
+                    count(args.counters + 2 * work().slot);
                     ptx::arrive(&shared.v_empty);
                     ptx::arrive(&shared.k_empty);
                 }
@@ -302,13 +345,15 @@ struct BackwardMultiplyRole {
             // Both warpgroups have multiplied with the dS in the buffer that dV leaves through.
             const int next = steps + (steps + warpgroup) % 2;  // the step that would use it
             ptx::wait(&shared.ds_empty[warpgroup], next >> 1 & 1 ^ 1);
-            store(x.dv, 1.f, shared.ds[warpgroup], &maps.dv, work);
+            const auto at = work();
+            const int position = at.column_tile * kN + warpgroup * 64;
+            store(x.dv, 1.f, shared.ds[warpgroup], &maps.dv, position, at.head, at.item);
             ptx::wait(&shared.dq_empty[warpgroup], steps & 1 ^ 1);
-            store(x.dk, args.scale, reinterpret_cast<T*>(shared.dq[warpgroup]), &maps.dk, work);
+            store(x.dk, args.scale, reinterpret_cast<T*>(shared.dq[warpgroup]), &maps.dk, position, at.head, at.item);
         }
         if (threadIdx.x % 32 == 0) ptx::store_wait_read();
         ptx::wait(&shared.dq_empty[warpgroup], steps & 1 ^ 1);
-        if (leads()) shared.sums[warpgroup] = -1;
+        if (leads()) shared.sums[warpgroup].to = -1;
         __syncwarp();
         if (threadIdx.x % 32 == 0) ptx::arrive(&shared.dq_full[warpgroup]);
     }

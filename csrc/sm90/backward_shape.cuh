@@ -13,8 +13,18 @@ enum RowFlags : int {
     kNewHead = 2,    // the first of a query head: another mask, perhaps
     kEndsItem = 4,   // the last of a column tile
     kNoRows = 8,     // not a tile: nobody sees this column tile
-    kNoWork = 16,    // not a tile: the block has no more work
+    kOnlySums = 16,  // not a tile: there is only dq to be made
+    kNoWork = 32,    // not a tile: the block has no more work
 };
+
+// A warpgroup's part of dQ of one query tile.
+struct SumsPart {
+    int64_t to;  // index in floats; negative: there are no more
+    int slot;
+    bool ends;  // the last of a column tile
+};
+
+constexpr unsigned kNone = ~0u;
 
 // Hidden rows of a key: at most two runs.
 struct __align__(16) HiddenRows {
@@ -42,6 +52,7 @@ struct Backward {
 
     struct Work {
         int item, head, column_tile;  // a KV head, where it is one of the items
+        int slot;                     // number of the KV head over all batch items
     };
 
     struct __align__(1024) Shared {
@@ -54,17 +65,18 @@ struct Backward {
         HiddenRows hidden[2][kN];                      // of the query head at hand and the next one
         alignas(16) float lse2[kQueryStages][kM];
         alignas(16) float delta[kGradStages][kM];
-        unsigned tile[kQueryStages];  // its number in the scratch of all rows
+        unsigned sums_tile[kQueryStages];  // where its dQ is summed, in tiles
+        unsigned convert[kQueryStages];    // of an item's first: the item whose share of dq is to be made now, or kNone
         int row_tile[kQueryStages], flags[kQueryStages];
         Work work[2];               // the one at hand and the next one
         Work asked[2];              // for what is hidden; head < 0 is the end
         struct {
             RowRuns<kM> runs;  // of the head whose tiles are looked for
-            unsigned tile;     // the tile found last: its number in the scratch of all rows
-            int head, row_tile, flags;
-            bool first;  // of the item
+            int head, row_tile, flags;  // the tile found last
+            bool first;                 // of the item
+            unsigned convert;           // of the item: see above
         } found;                    // of the loading warp alone, which has few registers
-        int64_t sums[kWarpgroups];  // where a warpgroup's part of dQ goes: index in floats, -1 for the end
+        SumsPart sums[kWarpgroups];
         ptx::Barrier k_full, k_empty, v_full, v_empty;
         ptx::Barrier q_full[kQueryStages], q_empty[kQueryStages], dout_full[kGradStages], dout_empty[kGradStages];
         ptx::Barrier hidden_asked[2], hidden_full[2], hidden_empty[2];
@@ -75,7 +87,7 @@ struct Backward {
     static_assert(sizeof(Shared::ds) >= kKeyBytes && sizeof(Shared::dq) >= kKeyBytes);
 
     struct Maps {
-        CUtensorMap q, k, v, dout, dk, dv;
+        CUtensorMap q, k, v, dout, dq, dk, dv;
     };
 };
 

@@ -20,6 +20,7 @@ cudaError_t launch_backward(const Fm3BackwardArgs& args, cudaStream_t stream) {
     make(&maps.dout, args.dout, args.dout_strides, args.mask.rows, args.heads, F::kM, F::kChunks);
     make(&maps.k, args.k, args.k_strides, args.mask.columns, args.kv_heads, F::kN, F::kChunks);
     make(&maps.v, args.v, args.v_strides, args.mask.columns, args.kv_heads, F::kN, F::kChunks);
+    make(&maps.dq, args.dq, args.dq_strides, args.mask.rows, args.heads, 16, 1);
     make(&maps.dk, args.dk, args.dk_strides, args.mask.columns, args.kv_heads, 16, 1);
     make(&maps.dv, args.dv, args.dv_strides, args.mask.columns, args.kv_heads, 16, 1);
     if (error != cudaSuccess) return error;

@@ -83,7 +83,27 @@ def test_many_items_a_block(head_dim: int) -> None:
 
 
 @pytest.mark.hopper
+@pytest.mark.parametrize("family", ["full", "causal_document", "random_eviction"])
+def test_more_heads_than_have_room_for_their_sums(family: str) -> None:
+    """The sums of dq of many KV heads take turns in the same memory."""
+    documents = documents_from_lengths([100, 1, 155]) if FAMILIES[family].needs_documents else None
+    slots, _ = hopper_backward.sums_in_turn(2, 100 * 6, torch.cuda.get_device_properties(0).multi_processor_count)
+    assert slots < 100 * 6 // 2
+    compare(build_mask(family, 256, documents=documents, batch=100, heads=12).to("cuda"), 100, 12, 6, 64)
+
+
+@pytest.mark.hopper
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(mask=random_masks(max_rows=400, max_columns=400, heads=(1, 2, 4), block_masks=True))
 def test_random_masks(mask: ColumnMask) -> None:
     compare(mask.to("cuda"), 2, 4, 2, 64, dlse=True)
+
+
+def test_sums_take_turns_only_where_it_saves_memory() -> None:
+    """Never more slots than KV heads, and never a lag longer than the work; a slot comes back clean before it is needed."""
+    for column_tiles in (1, 2, 7, 64, 1024):
+        for kv_heads in (1, 8, 4096):
+            slots, lag = hopper_backward.sums_in_turn(column_tiles, kv_heads, 132)
+            assert 1 <= slots <= kv_heads
+            assert lag <= column_tiles * kv_heads
+            assert slots == kv_heads or slots * column_tiles > column_tiles - 1 + lag, "a slot would wait for itself"

@@ -139,7 +139,7 @@ def test_a_captured_step_sees_the_mask_of_the_day() -> None:
 
 @pytest.mark.hopper
 def test_memory_is_what_is_said() -> None:
-    """Scratch: per head and row, padded to 64 rows, fp32 for dq and two numbers; besides that inputs, results, gradients."""
+    """Scratch: two fp32 numbers a head and row, padded to 64 rows, fp32 sums of dq; besides that inputs, results, gradients."""
     mask, inputs, dout = prepare_mask(document_mask([900])), leaves(128, heads=8, kv_heads=2), draw(2, LENGTH, 8, 128, seed=2)
     out = flashmask_attention(*inputs, mask)
     torch.autograd.grad(out, inputs, dout, retain_graph=True)

@@ -1,4 +1,4 @@
-// What the backward kernel needs of every query row before, and what becomes of its sums after.
+// What the backward kernel needs of every query row beforehand.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -12,15 +12,13 @@ namespace {
 
 constexpr int kRows = 64;     // of a query tile; Backward::kM
 constexpr int kThreads = 256;
-constexpr int kTogether = 4;  // rows that a thread of `before` has on their way at a time
+constexpr int kTogether = 4;  // rows that a thread has on their way at a time
 constexpr float kLog2E = 1.4426950408889634f;
 
 __host__ __device__ __forceinline__ int64_t padded(int rows) { return (int64_t(rows) + kRows - 1) / kRows * kRows; }
 
 __device__ __forceinline__ float2 floats(__nv_bfloat162 x) { return __bfloat1622float2(x); }
 __device__ __forceinline__ float2 floats(__half2 x) { return __half22float2(x); }
-__device__ __forceinline__ void narrow(float2 x, __nv_bfloat162* to) { *to = __float22bfloat162_rn(x); }
-__device__ __forceinline__ void narrow(float2 x, __half2* to) { *to = __float22half2_rn(x); }
 
 template <typename Pair>
 __device__ __forceinline__ float dot(const uint4& x, const uint4& y) {
@@ -34,7 +32,7 @@ __device__ __forceinline__ float dot(const uint4& x, const uint4& y) {
 // Groups of threads, 16 bytes of a row each, take kTogether rows of a head; neighbours take neighbouring heads, whose rows
 // usually lie side by side. Rows that only pad the last tile are included. Bound by memory: what counts is bytes on their way.
 template <int kD, typename Pair>
-__global__ void __launch_bounds__(kThreads) before(const __grid_constant__ Fm3RowsArgs a, int64_t groups) {
+__global__ void __launch_bounds__(kThreads) rows(const __grid_constant__ Fm3RowsArgs a, int64_t groups) {
     constexpr int kLanes = kD / 8;
     const int lane = threadIdx.x % kLanes;
     const int64_t group = int64_t(blockIdx.x) * (kThreads / kLanes) + threadIdx.x / kLanes;
@@ -55,9 +53,6 @@ __global__ void __launch_bounds__(kThreads) before(const __grid_constant__ Fm3Ro
             dout[i] = load(a.dout, a.dout_strides, first + i);
         }
     }
-    float4* zeros = reinterpret_cast<float4*>(a.dq_sums + at * kD);
-#pragma unroll
-    for (int i = 0; i < 2 * kTogether; ++i) zeros[i * kLanes + lane] = float4{0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
         float sum = dot<Pair>(out[i], dout[i]);
@@ -78,60 +73,23 @@ __global__ void __launch_bounds__(kThreads) before(const __grid_constant__ Fm3Ro
     }
 }
 
-// One block a query tile: sums in the order of the kernel's registers to rows of dq, by way of shared memory so that whole
-// rows are written.
 template <int kD, typename Pair>
-__global__ void __launch_bounds__(kThreads) after(const __grid_constant__ Fm3RowsArgs a, int tiles) {
-    constexpr int kHalf = kD / 2, kPitch = kD + 8;  // columns of a warpgroup; elements of a row in shared memory
-    using Element = decltype(Pair::x);
-    __shared__ __align__(16) Element rows[kRows * kPitch];
-    const int head = int(blockIdx.x % a.heads), tile = int(blockIdx.x / a.heads % tiles), item = int(blockIdx.x / a.heads / tiles);
-    const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
-    const float4* sums = reinterpret_cast<const float4*>(
-        a.dq_sums + ((int64_t(item) * a.heads + head) * padded(a.rows) + int64_t(tile) * kRows) * kD + warpgroup * kRows * kHalf);
-    float4 x[kHalf / 8];
-#pragma unroll
-    for (int i = 0; i < kHalf / 8; ++i) x[i] = __ldcs(sums + i * 128 + thread);
-#pragma unroll
-    for (int i = 0; i < kHalf / 8; ++i) {
-        Element* to = rows + (thread / 32 * 16 + thread % 32 / 4) * kPitch + warpgroup * kHalf + 8 * i + thread % 4 * 2;
-        narrow({x[i].x * a.scale, x[i].y * a.scale}, reinterpret_cast<Pair*>(to));
-        narrow({x[i].z * a.scale, x[i].w * a.scale}, reinterpret_cast<Pair*>(to + 8 * kPitch));
-    }
-    __syncthreads();
-    Element* dq = static_cast<Element*>(a.dq) + item * a.dq_strides[0] + head * a.dq_strides[2];
-    constexpr int kLanes = kD / 8;
-#pragma unroll
-    for (int i = threadIdx.x; i < kRows * kLanes; i += kThreads) {
-        const int row = i / kLanes, lane = i % kLanes;
-        const int64_t to = int64_t(tile) * kRows + row;
-        if (to < a.rows) {
-            const uint4 value = *reinterpret_cast<const uint4*>(rows + row * kPitch + lane * 8);
-            __stcs(reinterpret_cast<uint4*>(dq + to * a.dq_strides[1] + lane * 8), value);
-        }
-    }
-}
-
-template <int kD, typename Pair>
-cudaError_t launch(const Fm3RowsArgs& a, bool is_before, cudaStream_t stream) {
+cudaError_t launch(const Fm3RowsArgs& a, cudaStream_t stream) {
     constexpr int kGroups = kThreads / (kD / 8);
-    const int64_t heads = int64_t(a.batch) * a.heads, rows = padded(a.rows) * heads, groups = rows / kTogether;
-    const int64_t blocks = is_before ? (groups + kGroups - 1) / kGroups : rows / kRows;
+    const int64_t groups = padded(a.rows) / kTogether * a.heads * a.batch, blocks = (groups + kGroups - 1) / kGroups;
     if (blocks == 0) return cudaSuccess;
     if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-    if (is_before) {
-        before<kD, Pair><<<unsigned(blocks), kThreads, 0, stream>>>(a, groups);
-    } else {
-        after<kD, Pair><<<unsigned(blocks), kThreads, 0, stream>>>(a, int(padded(a.rows) / kRows));
-    }
+    const cudaError_t error = cudaMemsetAsync(a.zeros, 0, size_t(a.zeroed), stream);
+    if (error != cudaSuccess) return error;
+    rows<kD, Pair><<<unsigned(blocks), kThreads, 0, stream>>>(a, groups);
     return cudaGetLastError();
 }
 
 template <typename Pair>
-cudaError_t by_head_dim(const Fm3RowsArgs& a, bool is_before, cudaStream_t stream) {
+cudaError_t by_head_dim(const Fm3RowsArgs& a, cudaStream_t stream) {
     switch (a.head_dim) {
-        case 64: return launch<64, Pair>(a, is_before, stream);
-        case 128: return launch<128, Pair>(a, is_before, stream);
+        case 64: return launch<64, Pair>(a, stream);
+        case 128: return launch<128, Pair>(a, stream);
         default: return cudaErrorInvalidValue;
     }
 }
@@ -139,9 +97,8 @@ cudaError_t by_head_dim(const Fm3RowsArgs& a, bool is_before, cudaStream_t strea
 }  // namespace
 }  // namespace fm3
 
-// Return a cudaError_t.
-extern "C" __attribute__((visibility("default"))) int fm3_backward_rows(const Fm3RowsArgs* args, int is_before, void* stream) {
+// Returns a cudaError_t.
+extern "C" __attribute__((visibility("default"))) int fm3_backward_rows(const Fm3RowsArgs* args, void* stream) {
     const auto on = static_cast<cudaStream_t>(stream);
-    return int(args->bf16 ? fm3::by_head_dim<__nv_bfloat162>(*args, is_before != 0, on)
-                          : fm3::by_head_dim<__half2>(*args, is_before != 0, on));
+    return int(args->bf16 ? fm3::by_head_dim<__nv_bfloat162>(*args, on) : fm3::by_head_dim<__half2>(*args, on));
 }
