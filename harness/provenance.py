@@ -57,20 +57,21 @@ def tree_hash() -> str:
 
 @lru_cache(maxsize=1)
 def git_state() -> tuple[str | None, bool | None]:
-    """(commit, dirty), from git, else from the file a copy carries, else (None, None)."""
-    try:
-        sha = _git("rev-parse", "HEAD")
-        return sha, bool(_git("status", "--porcelain", "--untracked-files=no"))
-    except (OSError, subprocess.CalledProcessError):
-        pass
+    """(commit, dirty): of the file that a copy carries, where its code is the code here, else of git, else (None, None).
+
+    A copy may lie on top of an older checkout, and then git knows less than the file.
+    """
     try:
         copied = json.loads(_COPIED.read_text())
-    except (OSError, json.JSONDecodeError):
-        return None, None
-    # The commit describes this copy only while its code is still the code that was copied.
-    if copied.get("tree_hash") != tree_hash():
-        return copied.get("git_sha"), True
-    return copied.get("git_sha"), copied.get("git_dirty")
+        sha, dirty, same = copied.get("git_sha"), copied.get("git_dirty"), copied.get("tree_hash") == tree_hash()
+    except (OSError, json.JSONDecodeError, AttributeError):
+        sha, dirty, same = None, None, False
+    try:
+        head, changed = _git("rev-parse", "HEAD"), bool(_git("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.CalledProcessError):
+        # The commit describes this copy only while its code is still the code that was copied.
+        return sha, dirty if same or sha is None else True
+    return (sha, dirty) if same and changed else (head, changed)
 
 
 def _git(*arguments: str) -> str:

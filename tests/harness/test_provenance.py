@@ -43,7 +43,18 @@ def test_a_copy_without_git_knows_its_commit_while_its_code_is_unchanged(
     record = {"git_sha": "abc", "git_dirty": False, "tree_hash": provenance.tree_hash()}
     (tmp_path / "provenance.json").write_text(json.dumps(record))
     assert state() == ("abc", False)
+    # On top of an older checkout, which sees changes; then on a clean one.
+    answers = {"rev-parse": "old", "status": " M masks/x.py"}
+    monkeypatch.setattr(provenance, "_git", lambda *arguments: answers[arguments[0]])
+    assert state() == ("abc", False)
+    answers["status"] = ""
+    assert state() == ("old", False)
     (tmp_path / "masks" / "x.py").write_text("2")
+    answers["status"] = " M masks/x.py"
+    assert state() == ("old", True)
+    monkeypatch.undo()
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    monkeypatch.setattr(provenance, "_COPIED", tmp_path / "provenance.json")
     assert state() == ("abc", True)
     provenance.git_state.cache_clear()
     provenance.tree_hash.cache_clear()
