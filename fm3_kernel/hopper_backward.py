@@ -43,7 +43,7 @@ class BackwardArgs(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "dout", "dq", "dk", "dv")),
         *((f"{name}_strides", STRIDES) for name in ("q", "k", "v", "dout", "dq", "dk", "dv")),
         ("mask", MaskArgs),
-        *((name, ctypes.c_void_p) for name in ("lse2", "delta", "dq_sums", "counters", "work")),
+        *((name, ctypes.c_void_p) for name in ("lse2", "delta", "fixed", "dq_sums", "counters", "work")),
         *((name, ctypes.c_int) for name in ("batch", "heads", "kv_heads", "bf16")),
         *((name, ctypes.c_float) for name in ("scale", "dq_scale")),
         *((name, ctypes.c_int) for name in ("slots", "lag", "multiprocessors")),
@@ -54,11 +54,11 @@ class RowsArgs(ctypes.Structure):
     """``Fm3RowsArgs`` of ``csrc/sm90/backward_args.h``, field by field."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("out", "dout", "lse", "dlse")),
-        *((f"{name}_strides", STRIDES) for name in ("out", "dout", "dlse")),
-        *((name, ctypes.c_void_p) for name in ("lse2", "delta", "zeros")),
+        *((name, ctypes.c_void_p) for name in ("out", "dout", "k", "v", "lse", "dlse")),
+        *((f"{name}_strides", STRIDES) for name in ("out", "dout", "k", "v", "dlse")),
+        *((name, ctypes.c_void_p) for name in ("lse2", "delta", "fixed", "maxima", "zeros")),
         ("zeroed", ctypes.c_int64),
-        *((name, ctypes.c_int) for name in ("batch", "heads", "rows", "head_dim", "bf16")),
+        *((name, ctypes.c_int) for name in ("batch", "heads", "kv_heads", "rows", "columns", "head_dim", "bf16")),
     ]
 
 
@@ -73,12 +73,14 @@ def backward(
     mask: MaskTensors,
     scale: float,
     preparation: Preparation | None = None,
+    deterministic: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v.
 
     Args:
         dout: like ``out``, any strides, finite also in rows that see nothing; dlse: like ``lse``, any strides, or None.
         q, k, v, mask, scale, preparation: as for :func:`fm3_kernel.hopper.forward`, D = 64 or 128; out, lse: its result.
+        deterministic: the same bits in every run. dq is summed in 31-bit integers then, whose range every row has to itself.
 
     Returns:
         dq, dk, dv: shape and dtype of q, k, v, contiguous. Exactly 0 for rows and columns that meet nothing.
@@ -103,26 +105,28 @@ def backward(
     padded, column_tiles = tile_count(rows, ROWS) * ROWS, tile_count(columns)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     slots, lag = sums_in_turn(column_tiles, batch * kv_heads, processors)
-    statistics = torch.empty((2, batch, heads, padded), dtype=torch.float32, device=device)
+    statistics = torch.empty((3 if deterministic else 2, batch, heads, padded), dtype=torch.float32, device=device)
+    lse2, delta, *fixed = (x.data_ptr() for x in statistics)
     count = slots * (heads // kv_heads) * padded * head_dim
-    zeroed = torch.empty(count + 2 * batch * kv_heads, dtype=torch.float32, device=device)  # sums, then counters
+    # Sums; counters, two a KV head; maxima, likewise.
+    zeroed = torch.empty(count + 4 * batch * kv_heads, dtype=torch.float32, device=device)
+    counters_at = zeroed.data_ptr() + 4 * count
     dlse_strides = (0, 0, 0) if dlse is None else (dlse.stride(0), dlse.stride(2), dlse.stride(1))
     rows_args = RowsArgs(
-        *(x.data_ptr() for x in (out, dout, lse)),
+        *(x.data_ptr() for x in (out, dout, k, v, lse)),
         None if dlse is None else dlse.data_ptr(),
-        *(STRIDES(*shared_strides(x, 3)) for x in (out, dout)),
+        *(STRIDES(*shared_strides(x, 3)) for x in (out, dout, k, v)),
         STRIDES(*dlse_strides),
-        *(x.data_ptr() for x in (statistics[0], statistics[1], zeroed)),
+        *(lse2, delta, fixed[0] if fixed else None, counters_at + 8 * batch * kv_heads, zeroed.data_ptr()),
         4 * zeroed.numel(),
-        *(batch, heads, rows, head_dim, int(q.dtype == torch.bfloat16)),
+        *(batch, heads, kv_heads, rows, columns, head_dim, int(q.dtype == torch.bfloat16)),
     )
     mask_of_call, kept = mask_args(mask, rows, columns, preparation)
     args = BackwardArgs(
         *(x.data_ptr() for x in (q, k, v, dout, dq, dk, dv)),
         *(STRIDES(*shared_strides(x, 3)) for x in (q, k, v, dout, dq, dk, dv)),
         mask_of_call,
-        *(x.data_ptr() for x in (statistics[0], statistics[1], zeroed)),
-        zeroed.data_ptr() + 4 * count,
+        *(lse2, delta, fixed[0] if fixed else None, zeroed.data_ptr(), counters_at),
         None,
         *(batch, heads, kv_heads, int(q.dtype == torch.bfloat16), factor, factor if q is given else -factor),
         *(slots, lag, processors),

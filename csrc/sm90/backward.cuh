@@ -1,9 +1,9 @@
 // The mask-aware backward kernel.
 //
 // A persistent block takes column tiles of 128 keys, one after another, and for each the query tiles that it meets in all
-// query heads of its group (row_runs.cuh). Of its first warpgroup one warp finds and loads them, one says what is hidden of them,
-// and two threads add parts of dQ to the sums in global memory
-// (backward_load.cuh, backward_sums.cuh); two more warpgroups of 64 keys each multiply (backward_multiply.cuh).
+// query heads of its group (row_runs.cuh). Of its first warpgroup one warp finds and loads them, one says what is hidden of
+// them (backward_load.cuh), and two threads add parts of dQ to the sums in global memory (backward_sums.cuh); two more
+// warpgroups of 64 keys each multiply (backward_multiply.cuh).
 #pragma once
 
 #include "backward_load.cuh"
@@ -12,10 +12,9 @@
 
 namespace fm3 {
 
-template <int kHeadDim, typename T>
-__global__ void __launch_bounds__(Backward<kHeadDim, T>::kThreads, 1)
-    backward(const __grid_constant__ Fm3BackwardArgs args, const __grid_constant__ typename Backward<kHeadDim, T>::Maps maps) {
-    using F = Backward<kHeadDim, T>;
+template <typename F, typename T>
+__global__ void __launch_bounds__(F::kThreads, 1)
+    backward(const __grid_constant__ Fm3BackwardArgs args, const __grid_constant__ typename F::Maps maps) {
     extern __shared__ uint8_t memory[];
     // An offset, and not a rounded pointer: see forward.cuh.
     auto& shared = *reinterpret_cast<typename F::Shared*>(memory + (-ptx::shared_address(memory) & 1023));

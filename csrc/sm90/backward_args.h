@@ -16,7 +16,7 @@ extern "C" {
 
 // `lse2` and `delta`: fp32 [batch][heads][rows padded to 64, within a tile in the order of place_of_row], made by
 // backward_rows.cu. `dq_sums`: zeroed fp32, `slots` times [heads of a KV head][padded rows][head dim] in the order of the
-// kernel's registers; the KV heads of all batch items take them in turn (see backward_sums.cuh). `counters`: two zeroed ints a
+// kernel's registers; with `fixed` they are integers (see backward_sums.cuh). The KV heads of all batch items take them in turn (see backward_sums.cuh). `counters`: two zeroed ints a
 // KV head of a batch item. `lag`: how many work items later sums are turned into dq. `work` as in the forward pass.
 struct Fm3BackwardArgs {
     const void *q, *k, *v, *dout;
@@ -24,7 +24,7 @@ struct Fm3BackwardArgs {
     int64_t q_strides[3], k_strides[3], v_strides[3], dout_strides[3];  // batch, row, head
     int64_t dq_strides[3], dk_strides[3], dv_strides[3];
     Fm3Mask mask;
-    const float *lse2, *delta;
+    const float *lse2, *delta, *fixed;
     float* dq_sums;
     int *counters, *work;
     int batch, heads, kv_heads, bf16;
@@ -33,14 +33,16 @@ struct Fm3BackwardArgs {
 };
 
 // Before the kernel: delta = rowsum(dout * out) - dlse and lse2 = lse * log2(e), both 0 and +inf for rows that see nothing or do
-// not exist, and `zeroed` bytes at `zeros` set to 0. `dlse` may be null.
+// not exist, and `zeroed` bytes at `zeros` set to 0. `dlse` may be null. If `fixed` is not null, it becomes the factor from a row
+// of dQ to integers, fp32 [batch][heads][padded rows], by way of `maxima`: two ints a KV head of a batch item, among the zeroed.
 struct Fm3RowsArgs {
-    const void *out, *dout;
+    const void *out, *dout, *k, *v;
     const float *lse, *dlse;
-    int64_t out_strides[3], dout_strides[3], dlse_strides[3];  // batch, row, head
-    float *lse2, *delta;
+    int64_t out_strides[3], dout_strides[3], k_strides[3], v_strides[3], dlse_strides[3];  // batch, row, head
+    float *lse2, *delta, *fixed;
+    int* maxima;
     void* zeros;
     int64_t zeroed;
-    int batch, heads, rows, head_dim, bf16;
+    int batch, heads, kv_heads, rows, columns, head_dim, bf16;
 };
 }

@@ -67,7 +67,6 @@ struct BackwardLoadRole {
             ptx::arrive_expecting(&shared.k_full, F::kKeyBytes);
             ptx::tma_load(shared.k, &maps.k, &shared.k_full, work.column_tile * F::kN, work.head, work.item, ptx::kEvictFirst);
         }
-        ++items;
     }
 
     // Loads the tile found last.
@@ -80,8 +79,9 @@ struct BackwardLoadRole {
         ptx::wait(&shared.q_empty[at], query.parity ^ 1);
         if (leads()) {
             shared.row_tile[at] = row_tile;
-            shared.flags[at] = shared.found.flags | more_flags;
-            shared.sums_tile[at] = unsigned(work.slot % args.slots * group + head % group) * row_tiles + row_tile;
+            shared.flags[at] = shared.found.flags | more_flags | (items & 1 ? kOddItem : 0);
+            shared.sums_slot[steps & 3] = work.slot;
+            shared.sums_tile[steps & 3] = unsigned(work.slot % args.slots * group + head % group) * row_tiles + row_tile;
             shared.convert[at] = shared.found.convert;
             ptx::arrive_expecting(&shared.q_full[at], F::kRowBytes + kBytes);
             ptx::tma_load(shared.q[at], &maps.q, &shared.q_full[at], row_tile * F::kM, head, work.item, ptx::kEvictLast);
@@ -90,9 +90,10 @@ struct BackwardLoadRole {
         if (shared.found.first) load_values();
         ptx::wait(&shared.dout_empty[grads], steps >> 1 & 1 ^ 1);
         if (leads()) {
-            ptx::arrive_expecting(&shared.dout_full[grads], F::kRowBytes + kBytes);
+            ptx::arrive_expecting(&shared.dout_full[grads], F::kRowBytes + kBytes * (F::kFixed ? 2 : 1));
             ptx::tma_load(shared.dout[grads], &maps.dout, &shared.dout_full[grads], row_tile * F::kM, head, work.item, ptx::kEvictLast);
             ptx::bulk_load(shared.delta[grads], args.delta + rows, kBytes, &shared.dout_full[grads]);
+            if constexpr (F::kFixed) ptx::bulk_load(shared.fixed[steps & 3], args.fixed + rows, kBytes, &shared.dout_full[grads]);
         }
         if (shared.found.first) load_keys();
         query.advance();
@@ -103,7 +104,7 @@ struct BackwardLoadRole {
     __device__ __forceinline__ void say(int flags) {
         ptx::wait(&shared.q_empty[query.stage], query.parity ^ 1);
         if (leads()) {
-            shared.flags[query.stage] = flags;
+            shared.flags[query.stage] = flags | (items & 1 ? kOddItem : 0);
             shared.convert[query.stage] = shared.found.convert;
             ptx::arrive(&shared.q_full[query.stage]);
         }
@@ -132,17 +133,19 @@ struct BackwardLoadRole {
                     find_runs(head);
                     row_tile = -1, fresh = true;
                 } else {
+                    fresh = true;
                     break;
                 }
             }
-            if (any) load_rows(head == end ? kEndsItem : 0);
+            if (any) load_rows((head == end ? kEndsItem : 0) | (fresh ? kEndsHead : 0));
             if (head == end) break;
             if (fresh) ask_hidden(head);
             if (leads()) {
                 shared.found.head = head;
                 shared.found.row_tile = row_tile;
                 shared.found.first = !any;
-                shared.found.flags = (shared.found.runs.is_partial(row_tile) ? kCut : 0) | (fresh ? kNewHead : 0);
+                shared.found.flags = (shared.found.runs.is_partial(row_tile) ? kCut : 0) | (fresh ? kNewHead : 0) |
+                                     ((heads - 1 & 1) ? kHiddenStage : 0) | ((heads - 1 & 2) ? kHiddenParity : 0);
             }
             __syncwarp();
             fresh = false, any = true;
@@ -165,6 +168,7 @@ struct BackwardLoadRole {
                 const int slot = int(index / column_tiles);
                 work = {slot / args.kv_heads, slot % args.kv_heads, int(index % column_tiles), slot};
                 load_item();
+                ++items;
             } else {
                 say(kOnlySums);
             }

@@ -28,29 +28,19 @@ struct BackwardMultiplyRole {
     int warpgroup;
     float scale_log2;
     ptx::Ring<F::kQueryStages> query{};
-    int heads = -1, items = 0, steps = 0;  // stages and parities of two follow from these
+    int steps = 0;  // stages and parities of two and four follow from it
 
     struct State {
         float dk[kD / 2], dv[kD / 2];
     };
 
-    // The stage of what is hidden moves on with the query heads.
-    __device__ __forceinline__ void next_hidden() {
-        if (heads >= 0) {
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) ptx::arrive(&shared.hidden_empty[heads & 1]);
-        }
-        ++heads;
-        ptx::wait(&shared.hidden_full[heads & 1], heads >> 1 & 1);
-    }
-
     // Hides elements of a query tile: bit 8j + 2*(lane%4) + e of a key's 64 bits is its element (j, e).
-    __device__ __forceinline__ void hide(float (&s)[kM / 2], int row_tile) const {
+    __device__ __forceinline__ void hide(float (&s)[kM / 2], int row_tile, int stage) const {
         const int r0 = row_tile * kM, shift = threadIdx.x % 4 * 2;
         const int key = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const HiddenRows rows = shared.hidden[heads & 1][key + 8 * h];
+            const HiddenRows rows = shared.hidden[stage][key + 8 * h];
             const Interval a = rows.lower, b = rows.upper;
 #pragma unroll
             for (int word = 0; word < kM / 32; ++word) {
@@ -118,17 +108,19 @@ struct BackwardMultiplyRole {
         }
     }
 
-    // The item at hand.
-    __device__ __forceinline__ const typename F::Work& work() const { return shared.work[items & 1 ^ 1]; }
-
     // A part of dQ goes to the adding thread in the order of the registers, 16 bytes a thread at a time.
-    __device__ __forceinline__ void hand_over(const float (&dq)[kSum / 2], int of, unsigned tile, bool ends) {
+    __device__ __forceinline__ void hand_over(float (&dq)[kSum / 2], int of, bool ends) {
         const int thread = threadIdx.x % 128;
+        if constexpr (F::kFixed) {
+            const float* factor = shared.fixed[of & 3] + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+            for (int i = 0; i < kSum / 2; ++i) dq[i] = __int_as_float(__float2int_rn(dq[i] * factor[i / 2 % 2 * 8]));
+        }
         ptx::wait(&shared.dq_empty[warpgroup], of & 1 ^ 1);
         float4* parts = reinterpret_cast<float4*>(shared.dq[warpgroup]);
 #pragma unroll
         for (int i = 0; i < kSum / 8; ++i) parts[i * 128 + thread] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
-        if (thread == 0) shared.sums[warpgroup] = {(int64_t(tile) * kD + warpgroup * kSum) * kM, work().slot, ends};
+        if (thread == 0) shared.sums[warpgroup] = {(int64_t(shared.sums_tile[of & 3]) * kD + warpgroup * kSum) * kM, shared.sums_slot[of & 3], ends};
         ptx::fence_async_proxy();
         __syncwarp();
         if (thread % 32 == 0) ptx::arrive(&shared.dq_full[warpgroup]);
@@ -168,6 +160,9 @@ struct BackwardMultiplyRole {
 
     __device__ __forceinline__ bool leads() const { return threadIdx.x % 128 == 0; }
 
+    // Of the item.
+    static __device__ __forceinline__ int parity(int flags) { return flags & kOddItem ? 1 : 0; }
+
     // This warp's gradients have left the buffers of dS and dQ; those of all warps have.
     __device__ __forceinline__ void say_staged() {
         if (threadIdx.x % 32 == 0) {
@@ -175,7 +170,7 @@ struct BackwardMultiplyRole {
             ptx::arrive(&shared.staged);
         }
     }
-    __device__ __forceinline__ void wait_for_staging() { ptx::wait(&shared.staged, items & 1 ^ 1); }
+    __device__ __forceinline__ void wait_for_staging(int flags) { ptx::wait(&shared.staged, parity(flags)); }
 
     // Makes an item's share of dq: sums, in the order of accumulators, to rows.
     __device__ __forceinline__ void convert(unsigned index) {
@@ -196,10 +191,19 @@ struct BackwardMultiplyRole {
             }
 #pragma unroll
             for (int i = 0; i < kD / 8; ++i) __stcg(sums + i * 128, float4{0.f, 0.f, 0.f, 0.f});
+            const int head = slot % args.kv_heads * group + int(tile / row_tiles), item = slot / args.kv_heads;
+            if constexpr (F::kFixed) {
+                const int64_t rows = ((int64_t(item) * args.heads + head) * row_tiles + tile % row_tiles) * kM;
+                const float* factor = args.fixed + rows + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+                for (int i = 0; i < kD / 2; ++i) {
+                    const float to_integers = factor[i / 2 % 2 * 8];
+                    x[i] = to_integers == 0.f ? 0.f : float(__float_as_int(x[i])) / to_integers;  // NaN stays NaN
+                }
+            }
             if (thread % 32 == 0) ptx::store_wait_read();
             __syncwarp();
-            const int head = slot % args.kv_heads * group + int(tile / row_tiles);
-            store(x, args.dq_scale, reinterpret_cast<T*>(shared.dq[warpgroup]), &maps.dq, int(tile % row_tiles) * kM, head, slot / args.kv_heads);
+            store(x, args.dq_scale, reinterpret_cast<T*>(shared.dq[warpgroup]), &maps.dq, int(tile % row_tiles) * kM, head, item);
         }
         ptx::fence_async_proxy_everywhere();
         __syncwarp();
@@ -221,10 +225,15 @@ struct BackwardMultiplyRole {
         ptx::wait(&shared.dout_full[second], steps >> 1 & 1);
         multiply_transposed(dp, shared.v, shared.dout[second]);
         if constexpr (kFirst) say_staged();
-        if (flags & kNewHead) next_hidden();
+        const int hidden = flags & kHiddenStage ? 1 : 0;
+        if (flags & kNewHead) ptx::wait(&shared.hidden_full[hidden], flags & kHiddenParity ? 1 : 0);
         ptx::wgmma_wait<1>();
         ptx::hold(s);
-        if (flags & kCut) hide(s, shared.row_tile[at]);
+        if (flags & kCut) hide(s, shared.row_tile[at], hidden);
+        if (flags & kEndsHead) {
+            __syncwarp();
+            if (lane == 0) ptx::arrive(&shared.hidden_empty[hidden]);
+        }
         const float4* lse2 = reinterpret_cast<const float4*>(shared.lse2[at]) + lane % 4;
         const float4* delta = reinterpret_cast<const float4*>(shared.delta[second]) + lane % 4;
 #pragma unroll
@@ -252,7 +261,7 @@ struct BackwardMultiplyRole {
             }
         }
         ptx::wait(&shared.ds_empty[second], steps >> 1 & 1 ^ 1);
-        if constexpr (kFirst) wait_for_staging();
+        if constexpr (kFirst) wait_for_staging(flags);
         store_ds(ds, shared.ds[second]);
         ptx::fence_async_proxy();
         __syncwarp();
@@ -265,15 +274,15 @@ struct BackwardMultiplyRole {
         multiply_ds(dq, shared.ds[of & 1]);
     }
 
-    __device__ __forceinline__ void finish_sums(const float (&dq)[kSum / 2], int of, unsigned tile, bool ends) {
+    __device__ __forceinline__ void finish_sums(float (&dq)[kSum / 2], int of, bool ends) {
         if (leads()) ptx::arrive(&shared.ds_empty[of & 1]);
-        hand_over(dq, of, tile, ends);
+        hand_over(dq, of, ends);
     }
 
     // One query tile. dQ is that of the tile before: by then the other warpgroup has its part of dS ready, so that the two never
     // wait for each other as long as they are less than a step apart, and one multiplies while the other does arithmetic.
     template <bool kFirst>
-    __device__ __forceinline__ unsigned step(State& x, int flags, unsigned tile_before) {
+    __device__ __forceinline__ void step(State& x, int flags) {
         uint32_t p[kM / 16][4], ds[kM / 16][4];
         make_operands<kFirst>(p, ds, flags);
         const int second = steps & 1;
@@ -284,40 +293,40 @@ struct BackwardMultiplyRole {
         if constexpr (!kFirst) {
             ptx::wgmma_wait<2>();
             ptx::hold(dq);
-            finish_sums(dq, steps - 1, tile_before, false);
+            finish_sums(dq, steps - 1, false);
         }
         ptx::wgmma_wait<0>();
         ptx::hold(x.dv);
         ptx::hold(x.dk);
         if (leads()) ptx::arrive(&shared.dout_empty[second]);
-        const unsigned tile = shared.sums_tile[query.stage];
         release_queries();
         ++steps;
-        return tile;
     }
 
-    __device__ __forceinline__ void run_item(State& x, int flags) {
-        unsigned tile = step<true>(x, flags, 0);
+    // All query tiles of an item; returns the flags of the last.
+    __device__ __forceinline__ int run_item(State& x, int flags) {
+        step<true>(x, flags);
         asm volatile("" : "+r"(warpgroup));  // opaque: addresses kept from the first step for the loop would spill
 #pragma unroll 1
         while (!(flags & kEndsItem)) {
             ptx::wait(&shared.q_full[query.stage], query.parity);
             flags = shared.flags[query.stage];
-            tile = step<false>(x, flags, tile);
+            step<false>(x, flags);
         }
         float dq[kSum / 2];
         queue_sums(dq, steps - 1);
         ptx::wgmma_wait<0>();
         ptx::hold(dq);
         if (leads()) ptx::arrive(&shared.k_empty);
-        finish_sums(dq, steps - 1, tile, true);
+        finish_sums(dq, steps - 1, true);
+        return flags;
     }
 
     __device__ void run() {
         State x;
         for (;;) {
             ptx::wait(&shared.q_full[query.stage], query.parity);
-            const int flags = shared.flags[query.stage];
+            int flags = shared.flags[query.stage];
             if (flags & kNoWork) break;
             // While the item's keys and values are on their way.
             if (const unsigned index = shared.convert[query.stage]; index != kNone) convert(index);
@@ -325,27 +334,26 @@ struct BackwardMultiplyRole {
                 release_queries();
                 continue;
             }
-            ptx::wait(&shared.k_full, items & 1);
-            ptx::wait(&shared.v_full, items & 1);
-            ++items;
+            ptx::wait(&shared.k_full, parity(flags));
+            ptx::wait(&shared.v_full, parity(flags));
 #pragma unroll
             for (int i = 0; i < kD / 2; ++i) x.dk[i] = x.dv[i] = 0.f;
             if (flags & kNoRows) {
                 say_staged();
-                wait_for_staging();
+                wait_for_staging(flags);
                 if (leads()) {
-                    count(args.counters + 2 * work().slot);
+                    count(args.counters + 2 * shared.work[parity(flags)].slot);
                     ptx::arrive(&shared.v_empty);
                     ptx::arrive(&shared.k_empty);
                 }
                 release_queries();
             } else {
-                run_item(x, flags);
+                flags = run_item(x, flags);
             }
             // Both warpgroups have multiplied with the dS in the buffer that dV leaves through.
             const int next = steps + (steps + warpgroup) % 2;  // the step that would use it
             ptx::wait(&shared.ds_empty[warpgroup], next >> 1 & 1 ^ 1);
-            const auto at = work();
+            const auto at = shared.work[parity(flags)];
             const int position = at.column_tile * kN + warpgroup * 64;
             store(x.dv, 1.f, shared.ds[warpgroup], &maps.dv, position, at.head, at.item);
             ptx::wait(&shared.dq_empty[warpgroup], steps & 1 ^ 1);

@@ -11,6 +11,9 @@ namespace fm3 {
 enum RowFlags : int {
     kCut = 1,        // some of its elements are hidden
     kNewHead = 2,    // the first of a query head: another mask, perhaps
+    kEndsHead = 64,  // the last of a query head
+    kHiddenStage = 128, kHiddenParity = 256,  // where what is hidden lies
+    kOddItem = 512,  // of the work items with rows or without
     kEndsItem = 4,   // the last of a column tile
     kNoRows = 8,     // not a tile: nobody sees this column tile
     kOnlySums = 16,  // not a tile: there is only dq to be made
@@ -31,9 +34,11 @@ struct __align__(16) HiddenRows {
     Interval lower, upper;
 };
 
-template <int kHeadDim, typename T>
+// kFixed: dQ is summed in integers, so that its bits do not depend on the order.
+template <int kHeadDim, typename T, bool kFixedSums>
 struct Backward {
     static constexpr int kD = kHeadDim;
+    static constexpr bool kFixed = kFixedSums;
     static constexpr int kM = 64;   // queries of a step
     static constexpr int kN = 128;  // keys of a work item
     static constexpr int kChunks = kD / 64;
@@ -65,8 +70,11 @@ struct Backward {
         HiddenRows hidden[2][kN];                      // of the query head at hand and the next one
         alignas(16) float lse2[kQueryStages][kM];
         alignas(16) float delta[kGradStages][kM];
-        unsigned sums_tile[kQueryStages];  // where its dQ is summed, in tiles
-        unsigned convert[kQueryStages];    // of an item's first: the item whose share of dq is to be made now, or kNone
+        // Of the last four tiles, since dQ is a step late.
+        alignas(16) float fixed[4][kM];  // of fixed sums only
+        unsigned sums_tile[4];           // where dQ is summed, in tiles
+        int sums_slot[4];                // and whose sums these are
+        unsigned convert[kQueryStages];  // of an item's first: the item whose share of dq is to be made now, or kNone
         int row_tile[kQueryStages], flags[kQueryStages];
         Work work[2];               // the one at hand and the next one
         Work asked[2];              // for what is hidden; head < 0 is the end

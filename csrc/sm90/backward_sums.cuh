@@ -5,6 +5,10 @@
 // the item `lag` before it: it reads sums, leaves zeros for the slot's next user, and writes dq. Two counters a KV head say when
 // its sums are complete and when its slot is clean. An item waits only for items with smaller numbers, which blocks that run
 // have taken before: nobody waits for ever.
+//
+// Fixed sums: a row of dQ is a sum of P * (dP - delta) * K over its columns, and with P adding up to 1 no part of it is larger
+// than twice |dO| times the longest V, times the largest K. So every row has a factor, made beforehand, that brings it into 31
+// bits: rounded to integers its parts add up to the same bits in any order, and nobody has to wait for a turn.
 #pragma once
 
 #include "backward_args.h"
@@ -55,7 +59,11 @@ struct SumRole {
                 if (slot >= args.slots) wait_for_count(args.counters + 2 * (slot - args.slots) + 1, clean<F>(args));
                 ptx::fence_async_proxy_everywhere();
             }
-            ptx::bulk_add(args.dq_sums + part.to, shared.dq[warpgroup], F::kSumBytes);
+            if constexpr (F::kFixed) {
+                ptx::bulk_add(reinterpret_cast<int*>(args.dq_sums) + part.to, shared.dq[warpgroup], F::kSumBytes);
+            } else {
+                ptx::bulk_add(args.dq_sums + part.to, shared.dq[warpgroup], F::kSumBytes);
+            }
             ptx::store_commit();
             ptx::store_wait_read();
             ptx::arrive(&shared.dq_empty[warpgroup]);

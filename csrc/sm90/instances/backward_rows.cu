@@ -13,7 +13,10 @@ namespace {
 constexpr int kRows = 64;     // of a query tile; Backward::kM
 constexpr int kThreads = 256;
 constexpr int kTogether = 4;  // rows that a thread has on their way at a time
+constexpr int kColumnsTogether = 64;
 constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kSlack = 1.1f;  // for what rounding adds to P, out and dS
+constexpr float kRange = 1073741824.f, kLargest = 1e30f;
 
 __host__ __device__ __forceinline__ int64_t padded(int rows) { return (int64_t(rows) + kRows - 1) / kRows * kRows; }
 
@@ -55,9 +58,12 @@ __global__ void __launch_bounds__(kThreads) rows(const __grid_constant__ Fm3Rows
     }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
-        float sum = dot<Pair>(out[i], dout[i]);
+        float sum = dot<Pair>(out[i], dout[i]), length_of_dout = a.fixed != nullptr ? dot<Pair>(dout[i], dout[i]) : 0.f;
 #pragma unroll
-        for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+        for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
+            sum += __shfl_xor_sync(~0u, sum, lanes);
+            length_of_dout += __shfl_xor_sync(~0u, length_of_dout, lanes);  // squared
+        }
         if (lane != i) continue;
         const int64_t row = first + i;
         float lse = -INFINITY, dlse = 0.f;
@@ -70,6 +76,53 @@ __global__ void __launch_bounds__(kThreads) rows(const __grid_constant__ Fm3Rows
         const int64_t to = at - first % kRows + place_of_row(int(row % kRows));
         a.lse2[to] = dead ? INFINITY : lse * kLog2E;
         a.delta[to] = dead ? 0.f : sum - dlse;
+        if (a.fixed != nullptr) {
+            const int* maxima = a.maxima + 2 * (int64_t(item) * a.kv_heads + head / (a.heads / a.kv_heads));
+            const float largest_key = __int_as_float(maxima[0]), longest_value = sqrtf(__int_as_float(maxima[1]));
+            const float bound = kSlack * (2.f * sqrtf(length_of_dout) * longest_value + fabsf(dlse)) * largest_key;
+            // What is not finite must not look like a number afterwards; nor must a row whose log-sum-exp is not one.
+            const bool known = bound < kLargest && (dead || fabsf(lse) < INFINITY);
+            a.fixed[at + i] = !known ? NAN : bound > 0.f ? fminf(kRange / bound, kLargest) : 0.f;
+        }
+    }
+}
+
+// The largest element of K and the largest squared length of V over all columns of a KV head, as bits, which order like the
+// numbers; a NaN is larger than all of them.
+template <int kD, typename Pair>
+__global__ void __launch_bounds__(kThreads) maxima(const __grid_constant__ Fm3RowsArgs a, int64_t groups) {
+    constexpr int kLanes = kD / 8;
+    using Element = decltype(Pair::x);
+    const int lane = threadIdx.x % kLanes;
+    const int64_t group = int64_t(blockIdx.x) * (kThreads / kLanes) + threadIdx.x / kLanes;
+    const int64_t steps = (a.columns + kColumnsTogether - 1) / kColumnsTogether;
+    const int head = int(group % a.kv_heads), item = int(group / a.kv_heads / steps);
+    const int64_t first = group < groups ? group / a.kv_heads % steps * kColumnsTogether : a.columns;
+    const auto load = [&](const void* data, const int64_t(&strides)[3], int64_t column) {
+        const Element* x = static_cast<const Element*>(data) + item * strides[0] + column * strides[1] + head * strides[2] + lane * 8;
+        return column < a.columns ? *reinterpret_cast<const uint4*>(x) : uint4{0, 0, 0, 0};
+    };
+    unsigned key = 0, value = 0;
+#pragma unroll 4
+    for (int i = 0; i < kColumnsTogether; ++i) {
+        const uint4 k = load(a.k, a.k_strides, first + i), v = load(a.v, a.v_strides, first + i);
+        const Pair* pairs = reinterpret_cast<const Pair*>(&k);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float2 x = floats(pairs[j]);
+            key = max(key, max(__float_as_uint(x.x) & 0x7FFFFFFFu, __float_as_uint(x.y) & 0x7FFFFFFFu));
+        }
+        float squares = dot<Pair>(v, v);
+#pragma unroll
+        for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) squares += __shfl_xor_sync(~0u, squares, lanes);
+        value = max(value, __float_as_uint(squares) & 0x7FFFFFFFu);
+    }
+#pragma unroll
+    for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) key = max(key, __shfl_xor_sync(~0u, key, lanes));
+    if (lane == 0 && group < groups) {
+        unsigned* to = reinterpret_cast<unsigned*>(a.maxima) + 2 * (int64_t(item) * a.kv_heads + head);
+        atomicMax(to, key);
+        atomicMax(to + 1, value);
     }
 }
 
@@ -81,6 +134,12 @@ cudaError_t launch(const Fm3RowsArgs& a, cudaStream_t stream) {
     if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
     const cudaError_t error = cudaMemsetAsync(a.zeros, 0, size_t(a.zeroed), stream);
     if (error != cudaSuccess) return error;
+    if (a.fixed != nullptr) {
+        const int64_t columns = int64_t((a.columns + kColumnsTogether - 1) / kColumnsTogether) * a.kv_heads * a.batch;
+        const int64_t column_blocks = (columns + kGroups - 1) / kGroups;
+        if (column_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+        maxima<kD, Pair><<<unsigned(column_blocks), kThreads, 0, stream>>>(a, columns);
+    }
     rows<kD, Pair><<<unsigned(blocks), kThreads, 0, stream>>>(a, groups);
     return cudaGetLastError();
 }

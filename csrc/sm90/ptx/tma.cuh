@@ -44,7 +44,4 @@ __device__ __forceinline__ void store_wait_read() { asm volatile("cp.async.bulk.
 // Ordinary writes to shared memory become visible to TMA and wgmma; by every writer, before the barrier.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The same of all memory, and in both directions.
-__device__ __forceinline__ void fence_async_proxy_everywhere() { asm volatile("fence.proxy.async;" ::: "memory"); }
-
 }  // namespace fm3::ptx
