@@ -31,7 +31,10 @@ from fm3_kernel.hopper import (
 from fm3_kernel.library import check
 from masks.column_mask import tile_count
 
-HEAD_DIMS = (64, 128)
+COLUMNS = {64: 128, 128: 128, 256: 64}
+"""Keys of a work item by head dim (``kN`` of ``csrc/sm90/backward_shape.cuh`` and ``backward_wide.cuh``)."""
+
+HEAD_DIMS = tuple(COLUMNS)
 ROWS = 64
 """Queries of a step (``kM`` of ``csrc/sm90/backward_shape.cuh``); scratch of rows is padded to it."""
 
@@ -79,7 +82,7 @@ def backward(
 
     Args:
         dout: like ``out``, any strides, finite also in rows that see nothing; dlse: like ``lse``, any strides, or None.
-        q, k, v, mask, scale, preparation: as for :func:`fm3_kernel.hopper.forward`, D = 64 or 128; out, lse: its result.
+        q, k, v, mask, scale, preparation: as for :func:`fm3_kernel.hopper.forward`, D = 64, 128 or 256; out, lse: its result.
         deterministic: the same bits in every run. dq is summed in 31-bit integers then, whose range every row has to itself.
 
     Returns:
@@ -102,7 +105,7 @@ def backward(
         dout = dout.clone(memory_format=torch.contiguous_format)  # contiguous() would keep a start that is not aligned
     if preparation is None and mask.lts is not None:
         preparation = prepare(mask, rows)
-    padded, column_tiles = tile_count(rows, ROWS) * ROWS, tile_count(columns)
+    padded, column_tiles = tile_count(rows, ROWS) * ROWS, tile_count(columns, COLUMNS[head_dim])
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     slots, lag = sums_in_turn(column_tiles, batch * kv_heads, processors)
     statistics = torch.empty((3 if deterministic else 2, batch, heads, padded), dtype=torch.float32, device=device)

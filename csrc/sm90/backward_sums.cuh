@@ -30,14 +30,15 @@ __device__ __forceinline__ void count(int* counter) {
     atomicAdd(counter, 1);
 }
 
-// What the two counters of a KV head come to: parts of both warpgroups; warps that made a share of dq.
-template <typename F>
-__device__ __forceinline__ int complete(const Fm3BackwardArgs& args) {
-    return ceil_div(args.mask.columns, F::kN) * F::kWarpgroups;
-}
+// What the two counters of a KV head come to: a count of every adder and column tile, one adder a warpgroup or, in the wide
+// kernel, a warp; a count of every warp that made a share of dq.
 template <typename F>
 __device__ __forceinline__ int clean(const Fm3BackwardArgs& args) {
-    return 4 * complete<F>(args);
+    return ceil_div(args.mask.columns, F::kN) * 4 * F::kWarpgroups;
+}
+template <typename F>
+__device__ __forceinline__ int complete(const Fm3BackwardArgs& args) {
+    return F::kWide ? clean<F>(args) : clean<F>(args) / 4;
 }
 
 // One thread a warpgroup: adds every part of dQ that it has put down to the sums.

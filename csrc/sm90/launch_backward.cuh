@@ -1,6 +1,8 @@
 // Host side of the backward kernel: tensor maps, launch, error codes.
 #pragma once
 
+#include <type_traits>
+
 #include "backward.cuh"
 #include "tensor_map.h"
 
@@ -8,7 +10,7 @@ namespace fm3 {
 
 template <int kHeadDim, typename T, bool kFixed>
 cudaError_t launch_backward(const Fm3BackwardArgs& args, cudaStream_t stream) {
-    using F = Backward<kHeadDim, T, kFixed>;
+    using F = std::conditional_t<kHeadDim == 256, BackwardWide<T, kFixed>, Backward<kHeadDim, T, kFixed>>;
     const bool bf16 = args.bf16 != 0;
     cudaError_t error = cudaSuccess;
     const auto make = [&](CUtensorMap* map, const void* data, const int64_t (&strides)[3], int rows, int heads, int box_rows, int chunks) {

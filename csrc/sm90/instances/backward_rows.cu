@@ -149,6 +149,7 @@ cudaError_t by_head_dim(const Fm3RowsArgs& a, cudaStream_t stream) {
     switch (a.head_dim) {
         case 64: return launch<64, Pair>(a, stream);
         case 128: return launch<128, Pair>(a, stream);
+        case 256: return launch<256, Pair>(a, stream);
         default: return cudaErrorInvalidValue;
     }
 }
