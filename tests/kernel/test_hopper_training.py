@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from tiny_model import train
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fm3_kernel import flashmask_attention, prepare_mask
@@ -17,7 +17,6 @@ from masks.documents import documents_from_lengths
 from masks.families import build_mask
 
 LENGTH = 1500
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -183,60 +182,6 @@ def test_beside_other_work() -> None:
 # -- a model ------------------------------------------------------------------------------------------------------
 
 
-class Block(nn.Module):
-    """Attention and MLP, heads of 128, grouped keys and values."""
-
-    def __init__(self, width: int, heads: int, kv_heads: int) -> None:
-        super().__init__()
-        self.heads, self.kv_heads = heads, kv_heads
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.qkv = nn.Linear(width, 128 * (heads + 2 * kv_heads), bias=False)
-        self.out = nn.Linear(128 * heads, width, bias=False)
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-
-    def forward(self, x: Tensor, attend: Attend) -> Tensor:
-        """``[B, S, width]`` to the same."""
-        q, k, v = self.qkv(self.norms[0](x)).unflatten(2, (-1, 128)).split((self.heads, self.kv_heads, self.kv_heads), dim=2)
-        x = x + self.out(attend(q, k, v).flatten(2))
-        return x + self.mlp(self.norms[1](x))
-
-
-class Model(nn.Module):
-    """Two blocks that learn to tell the next token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(64, 256)
-        self.blocks = nn.ModuleList(Block(256, 4, 2) for _ in range(2))
-        self.head = nn.Linear(256, 64)
-
-    def forward(self, tokens: Tensor, attend: Attend, recompute: bool) -> Tensor:
-        """Mean cross entropy of the next token."""
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = checkpoint(block, x, attend, use_reentrant=False) if recompute else block(x, attend)
-        return F.cross_entropy(self.head(x[:, :-1]).float().flatten(0, 1), tokens[:, 1:].flatten())
-
-
-def train(attend: Attend, steps: int, recompute: bool = False, compiled: bool = False) -> list[float]:
-    torch.manual_seed(0)
-    model = Model().cuda().bfloat16()
-    run = torch.compile(model, fullgraph=not recompute) if compiled else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    generator = torch.Generator("cuda").manual_seed(1)
-    losses = []
-    for _ in range(steps):
-        # Stretches of 64 tokens take theirs from one quarter: which one is learned from those before.
-        kind = torch.randint(0, 4, (1, 64, 1), generator=generator, device="cuda")
-        tokens = (16 * kind + torch.randint(0, 16, (1, 64, 64), generator=generator, device="cuda")).flatten(1)
-        loss = run(tokens, attend, recompute)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss))
-    return losses
-
-
 @pytest.mark.hopper
 @pytest.mark.parametrize("way", ["eager", "checkpointed", "compiled"])
 def test_a_small_transformer_learns_as_with_the_reference(way: str) -> None:
@@ -250,7 +195,10 @@ def test_a_small_transformer_learns_as_with_the_reference(way: str) -> None:
         return flashmask_attention(q, k, v, mask)
 
     expected = train(reference, 200)
-    found = train(kernel, 200, recompute=way == "checkpointed", compiled=way == "compiled")
+    if way == "compiled":
+        found = train(kernel, 200, wrap=lambda model: torch.compile(model, fullgraph=True))
+    else:
+        found = train(kernel, 200, recompute=way == "checkpointed")
     assert expected[-1] < expected[0] - 0.2, "the reference learned nothing"
     for step, (a, b) in enumerate(zip(found, expected, strict=True)):
         assert abs(a - b) <= 0.01 * b, f"step {step}: {a:.4f} and {b:.4f}"
