@@ -14,35 +14,30 @@ inline int place_of_row(int row) {
 
 extern "C" {
 
-// `lse2` and `delta`: fp32 [batch][heads][rows padded to 64, within a tile in the order of place_of_row], made by
-// backward_rows.cu. `dq_sums`: zeroed fp32, `slots` times [heads of a KV head][padded rows][head dim] in the order of the
-// kernel's registers; with `fixed` they are integers (see backward_sums.cuh). The KV heads of all batch items take them in turn (see backward_sums.cuh). `counters`: two zeroed ints a
-// KV head of a batch item. `lag`: how many work items later sums are turned into dq. `work` as in the forward pass.
+// `lse2` and `delta` fp32 [batch][heads][rows padded to 64, in the order of place_of_row within a tile] and `dq_sums` fp32 [batch][heads][padded rows][head dim], in the
+// order of the kernel's registers, are scratch that backward_rows.cu fills and empties. `work` as in the forward pass.
 struct Fm3BackwardArgs {
     const void *q, *k, *v, *dout;
-    void *dq, *dk, *dv;
-    int64_t q_strides[3], k_strides[3], v_strides[3], dout_strides[3];  // batch, row, head
-    int64_t dq_strides[3], dk_strides[3], dv_strides[3];
+    void *dk, *dv;
+    int64_t q_strides[3], k_strides[3], v_strides[3], dout_strides[3], dk_strides[3], dv_strides[3];  // batch, row, head
     Fm3Mask mask;
-    const float *lse2, *delta, *fixed;
+    const float *lse2, *delta;
     float* dq_sums;
-    int *counters, *work;
+    int* work;
     int batch, heads, kv_heads, bf16;
-    float scale, dq_scale;
-    int slots, lag, multiprocessors;
+    float scale;
+    int multiprocessors;
 };
 
-// Before the kernel: delta = rowsum(dout * out) - dlse and lse2 = lse * log2(e), both 0 and +inf for rows that see nothing or do
-// not exist, and `zeroed` bytes at `zeros` set to 0. `dlse` may be null. If `fixed` is not null, it becomes the factor from a row
-// of dQ to integers, fp32 [batch][heads][padded rows], by way of `maxima`: two ints a KV head of a batch item, among the zeroed.
+// Before: delta = rowsum(dout * out) - dlse and lse2 = lse * log2(e), both 0 and +inf for rows that see nothing or do not
+// exist, and dq_sums = 0. After: dq = scale * dq_sums. `dlse` may be null.
 struct Fm3RowsArgs {
-    const void *out, *dout, *k, *v;
+    const void *out, *dout;
     const float *lse, *dlse;
-    int64_t out_strides[3], dout_strides[3], k_strides[3], v_strides[3], dlse_strides[3];  // batch, row, head
-    float *lse2, *delta, *fixed;
-    int* maxima;
-    void* zeros;
-    int64_t zeroed;
-    int batch, heads, kv_heads, rows, columns, head_dim, bf16;
+    void* dq;
+    int64_t out_strides[3], dout_strides[3], dq_strides[3], dlse_strides[3];  // batch, row, head
+    float *lse2, *delta, *dq_sums;
+    int batch, heads, rows, head_dim, bf16;
+    float scale;
 };
 }

@@ -8,7 +8,6 @@
 
 #include "backward_args.h"
 #include "backward_shape.cuh"
-#include "backward_sums.cuh"
 #include "fragments.cuh"
 #include "hidden_bits.cuh"
 #include "ptx/sync.cuh"
@@ -28,19 +27,29 @@ struct BackwardMultiplyRole {
     int warpgroup;
     float scale_log2;
     ptx::Ring<F::kQueryStages> query{};
-    int steps = 0;  // stages and parities of two and four follow from it
+    int heads = -1, items = 0, steps = 0;  // stages and parities of two follow from these
 
     struct State {
         float dk[kD / 2], dv[kD / 2];
     };
 
+    // The stage of what is hidden moves on with the query heads.
+    __device__ __forceinline__ void next_hidden() {
+        if (heads >= 0) {
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) ptx::arrive(&shared.hidden_empty[heads & 1]);
+        }
+        ++heads;
+        ptx::wait(&shared.hidden_full[heads & 1], heads >> 1 & 1);
+    }
+
     // Hides elements of a query tile: bit 8j + 2*(lane%4) + e of a key's 64 bits is its element (j, e).
-    __device__ __forceinline__ void hide(float (&s)[kM / 2], int row_tile, int stage) const {
+    __device__ __forceinline__ void hide(float (&s)[kM / 2], int row_tile) const {
         const int r0 = row_tile * kM, shift = threadIdx.x % 4 * 2;
         const int key = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const HiddenRows rows = shared.hidden[stage][key + 8 * h];
+            const HiddenRows rows = shared.hidden[heads & 1][key + 8 * h];
             const Interval a = rows.lower, b = rows.upper;
 #pragma unroll
             for (int word = 0; word < kM / 32; ++word) {
@@ -109,26 +118,20 @@ struct BackwardMultiplyRole {
     }
 
     // A part of dQ goes to the adding thread in the order of the registers, 16 bytes a thread at a time.
-    __device__ __forceinline__ void hand_over(float (&dq)[kSum / 2], int of, bool ends) {
+    __device__ __forceinline__ void hand_over(const float (&dq)[kSum / 2], int of, unsigned tile) {
         const int thread = threadIdx.x % 128;
-        if constexpr (F::kFixed) {
-            const float* factor = shared.fixed[of & 3] + thread / 32 * 16 + thread % 32 / 4;
-#pragma unroll
-            for (int i = 0; i < kSum / 2; ++i) dq[i] = __int_as_float(__float2int_rn(dq[i] * factor[i / 2 % 2 * 8]));
-        }
         ptx::wait(&shared.dq_empty[warpgroup], of & 1 ^ 1);
         float4* parts = reinterpret_cast<float4*>(shared.dq[warpgroup]);
 #pragma unroll
         for (int i = 0; i < kSum / 8; ++i) parts[i * 128 + thread] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
-        if (thread == 0) shared.sums[warpgroup] = {(int64_t(shared.sums_tile[of & 3]) * kD + warpgroup * kSum) * kM, shared.sums_slot[of & 3], ends};
+        if (thread == 0) shared.sums[warpgroup] = (int64_t(tile) * kD + warpgroup * kSum) * kM;
         ptx::fence_async_proxy();
         __syncwarp();
         if (thread % 32 == 0) ptx::arrive(&shared.dq_full[warpgroup]);
     }
 
-    // 64 rows of a gradient, from `position` on, leave through `tile`; every warp stores its 16.
-    __device__ __forceinline__ void store(
-        const float (&x)[kD / 2], float factor, T* tile, const CUtensorMap* map, int position, int head, int item) const {
+    // A gradient leaves through `tile`, 64 rows of this warpgroup; every warp stores its 16.
+    __device__ __forceinline__ void store(const float (&x)[kD / 2], float factor, T* tile, const CUtensorMap* map, const typename F::Work& work) const {
         int thread = threadIdx.x % 128;
         asm volatile("" : "+r"(thread));  // opaque: addresses kept over the loop would spill
         const int warp = thread / 32, lane = thread % 32, part = lane / 8, first = 16 * warp;
@@ -152,7 +155,8 @@ struct BackwardMultiplyRole {
         if (lane == 0) {
 #pragma unroll 1
             for (int chunk = 0; chunk < F::kChunks; ++chunk) {
-                ptx::tma_store(map, tile + chunk * 64 * 64 + first * 64, position + first, chunk, head, item);
+                ptx::tma_store(
+                    map, tile + chunk * 64 * 64 + first * 64, work.column_tile * kN + warpgroup * 64 + first, chunk, work.head, work.item);
             }
             ptx::store_commit();
         }
@@ -160,55 +164,8 @@ struct BackwardMultiplyRole {
 
     __device__ __forceinline__ bool leads() const { return threadIdx.x % 128 == 0; }
 
-    // Of the item.
-    static __device__ __forceinline__ int parity(int flags) { return flags & kOddItem ? 1 : 0; }
-
-    // This warp's gradients have left the buffers of dS and dQ; those of all warps have.
-    __device__ __forceinline__ void say_staged() {
-        if (threadIdx.x % 32 == 0) {
-            ptx::store_wait_read();
-            ptx::arrive(&shared.staged);
-        }
-    }
-    __device__ __forceinline__ void wait_for_staging(int flags) { ptx::wait(&shared.staged, parity(flags)); }
-
-    // Makes an item's share of dq: sums, in the order of accumulators, to rows.
-    __device__ __forceinline__ void convert(unsigned index) {
-        const int column_tiles = ceil_div(args.mask.columns, kN), row_tiles = ceil_div(args.mask.rows, kM);
-        const int group = args.heads / args.kv_heads, slot = int(index / column_tiles), thread = threadIdx.x % 128;
-        const int64_t part = index % column_tiles, tiles = int64_t(row_tiles) * group;  // of the KV head
-        const int64_t end = tiles * (part + 1) / column_tiles;
-        if (thread % 32 == 0) wait_for_count(args.counters + 2 * slot, complete<F>(args));
-        __syncwarp();
-#pragma unroll 1
-        for (int64_t tile = tiles * part / column_tiles + warpgroup; tile < end; tile += F::kWarpgroups) {
-            float4* sums = reinterpret_cast<float4*>(args.dq_sums + (slot % args.slots * tiles + tile) * (kM * kD)) + thread;
-            float x[kD / 2];
-#pragma unroll
-            for (int i = 0; i < kD / 8; ++i) {
-                const float4 four = __ldcg(sums + i * 128);
-                x[4 * i] = four.x, x[4 * i + 1] = four.y, x[4 * i + 2] = four.z, x[4 * i + 3] = four.w;
-            }
-#pragma unroll
-            for (int i = 0; i < kD / 8; ++i) __stcg(sums + i * 128, float4{0.f, 0.f, 0.f, 0.f});
-            const int head = slot % args.kv_heads * group + int(tile / row_tiles), item = slot / args.kv_heads;
-            if constexpr (F::kFixed) {
-                const int64_t rows = ((int64_t(item) * args.heads + head) * row_tiles + tile % row_tiles) * kM;
-                const float* factor = args.fixed + rows + thread / 32 * 16 + thread % 32 / 4;
-#pragma unroll
-                for (int i = 0; i < kD / 2; ++i) {
-                    const float to_integers = factor[i / 2 % 2 * 8];
-                    x[i] = to_integers == 0.f ? 0.f : float(__float_as_int(x[i])) / to_integers;  // NaN stays NaN
-                }
-            }
-            if (thread % 32 == 0) ptx::store_wait_read();
-            __syncwarp();
-            store(x, args.dq_scale, reinterpret_cast<T*>(shared.dq[warpgroup]), &maps.dq, int(tile % row_tiles) * kM, head, item);
-        }
-        ptx::fence_async_proxy_everywhere();
-        __syncwarp();
-        if (thread % 32 == 0) count(args.counters + 2 * slot + 1);
-    }
+    // The gradients of the item before have left the buffers of dS and dQ.
+    __device__ __forceinline__ void wait_for_staging() { ptx::wait(&shared.staged, items & 1 ^ 1); }
 
     __device__ __forceinline__ void release_queries() {
         __syncwarp();
@@ -224,16 +181,10 @@ struct BackwardMultiplyRole {
         multiply_transposed(s, shared.k, shared.q[at]);
         ptx::wait(&shared.dout_full[second], steps >> 1 & 1);
         multiply_transposed(dp, shared.v, shared.dout[second]);
-        if constexpr (kFirst) say_staged();
-        const int hidden = flags & kHiddenStage ? 1 : 0;
-        if (flags & kNewHead) ptx::wait(&shared.hidden_full[hidden], flags & kHiddenParity ? 1 : 0);
+        if (flags & kNewHead) next_hidden();
         ptx::wgmma_wait<1>();
         ptx::hold(s);
-        if (flags & kCut) hide(s, shared.row_tile[at], hidden);
-        if (flags & kEndsHead) {
-            __syncwarp();
-            if (lane == 0) ptx::arrive(&shared.hidden_empty[hidden]);
-        }
+        if (flags & kCut) hide(s, shared.row_tile[at]);
         const float4* lse2 = reinterpret_cast<const float4*>(shared.lse2[at]) + lane % 4;
         const float4* delta = reinterpret_cast<const float4*>(shared.delta[second]) + lane % 4;
 #pragma unroll
@@ -261,7 +212,7 @@ struct BackwardMultiplyRole {
             }
         }
         ptx::wait(&shared.ds_empty[second], steps >> 1 & 1 ^ 1);
-        if constexpr (kFirst) wait_for_staging(flags);
+        if constexpr (kFirst) wait_for_staging();
         store_ds(ds, shared.ds[second]);
         ptx::fence_async_proxy();
         __syncwarp();
@@ -274,15 +225,15 @@ struct BackwardMultiplyRole {
         multiply_ds(dq, shared.ds[of & 1]);
     }
 
-    __device__ __forceinline__ void finish_sums(float (&dq)[kSum / 2], int of, bool ends) {
+    __device__ __forceinline__ void finish_sums(const float (&dq)[kSum / 2], int of, unsigned tile) {
         if (leads()) ptx::arrive(&shared.ds_empty[of & 1]);
-        hand_over(dq, of, ends);
+        hand_over(dq, of, tile);
     }
 
     // One query tile. dQ is that of the tile before: by then the other warpgroup has its part of dS ready, so that the two never
     // wait for each other as long as they are less than a step apart, and one multiplies while the other does arithmetic.
     template <bool kFirst>
-    __device__ __forceinline__ void step(State& x, int flags) {
+    __device__ __forceinline__ unsigned step(State& x, int flags, unsigned tile_before) {
         uint32_t p[kM / 16][4], ds[kM / 16][4];
         make_operands<kFirst>(p, ds, flags);
         const int second = steps & 1;
@@ -293,75 +244,71 @@ struct BackwardMultiplyRole {
         if constexpr (!kFirst) {
             ptx::wgmma_wait<2>();
             ptx::hold(dq);
-            finish_sums(dq, steps - 1, false);
+            finish_sums(dq, steps - 1, tile_before);
         }
         ptx::wgmma_wait<0>();
         ptx::hold(x.dv);
         ptx::hold(x.dk);
         if (leads()) ptx::arrive(&shared.dout_empty[second]);
+        const unsigned tile = shared.tile[query.stage];
         release_queries();
         ++steps;
+        return tile;
     }
 
-    // All query tiles of an item; returns the flags of the last.
-    __device__ __forceinline__ int run_item(State& x, int flags) {
-        step<true>(x, flags);
+    __device__ __forceinline__ void run_item(State& x, int flags) {
+        unsigned tile = step<true>(x, flags, 0);
         asm volatile("" : "+r"(warpgroup));  // opaque: addresses kept from the first step for the loop would spill
 #pragma unroll 1
         while (!(flags & kEndsItem)) {
             ptx::wait(&shared.q_full[query.stage], query.parity);
             flags = shared.flags[query.stage];
-            step<false>(x, flags);
+            tile = step<false>(x, flags, tile);
         }
         float dq[kSum / 2];
         queue_sums(dq, steps - 1);
         ptx::wgmma_wait<0>();
         ptx::hold(dq);
         if (leads()) ptx::arrive(&shared.k_empty);
-        finish_sums(dq, steps - 1, true);
-        return flags;
+        finish_sums(dq, steps - 1, tile);
     }
 
     __device__ void run() {
         State x;
         for (;;) {
             ptx::wait(&shared.q_full[query.stage], query.parity);
-            int flags = shared.flags[query.stage];
+            const int flags = shared.flags[query.stage];
             if (flags & kNoWork) break;
-            // While the item's keys and values are on their way.
-            if (const unsigned index = shared.convert[query.stage]; index != kNone) convert(index);
-            if (flags & kOnlySums) {
-                release_queries();
-                continue;
+            ptx::wait(&shared.k_full, items & 1);
+            ptx::wait(&shared.v_full, items & 1);
+            const auto& work = shared.work[items & 1];
+            if (threadIdx.x % 32 == 0) {
+                ptx::store_wait_read();
+                ptx::arrive(&shared.staged);
             }
-            ptx::wait(&shared.k_full, parity(flags));
-            ptx::wait(&shared.v_full, parity(flags));
+            ++items;
 #pragma unroll
             for (int i = 0; i < kD / 2; ++i) x.dk[i] = x.dv[i] = 0.f;
             if (flags & kNoRows) {
-                say_staged();
-                wait_for_staging(flags);
+                wait_for_staging();
                 if (leads()) {
-                    count(args.counters + 2 * shared.work[parity(flags)].slot);
                     ptx::arrive(&shared.v_empty);
                     ptx::arrive(&shared.k_empty);
                 }
                 release_queries();
             } else {
-                flags = run_item(x, flags);
+                run_item(x, flags);
             }
             // Both warpgroups have multiplied with the dS in the buffer that dV leaves through.
             const int next = steps + (steps + warpgroup) % 2;  // the step that would use it
             ptx::wait(&shared.ds_empty[warpgroup], next >> 1 & 1 ^ 1);
-            const auto at = shared.work[parity(flags)];
-            const int position = at.column_tile * kN + warpgroup * 64;
-            store(x.dv, 1.f, shared.ds[warpgroup], &maps.dv, position, at.head, at.item);
+            store(x.dv, 1.f, shared.ds[warpgroup], &maps.dv, work);
             ptx::wait(&shared.dq_empty[warpgroup], steps & 1 ^ 1);
-            store(x.dk, args.scale, reinterpret_cast<T*>(shared.dq[warpgroup]), &maps.dk, position, at.head, at.item);
+            store(x.dk, args.scale, reinterpret_cast<T*>(shared.dq[warpgroup]), &maps.dk, work);
         }
         if (threadIdx.x % 32 == 0) ptx::store_wait_read();
         ptx::wait(&shared.dq_empty[warpgroup], steps & 1 ^ 1);
-        if (leads()) shared.sums[warpgroup].to = -1;
+        if (leads()) shared.sums[warpgroup] = -1;
         __syncwarp();
         if (threadIdx.x % 32 == 0) ptx::arrive(&shared.dq_full[warpgroup]);
     }

@@ -1,4 +1,4 @@
-// What the backward kernel needs of every query row beforehand.
+// What the backward kernel needs of every query row before, and what becomes of its sums after.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -12,16 +12,15 @@ namespace {
 
 constexpr int kRows = 64;     // of a query tile; Backward::kM
 constexpr int kThreads = 256;
-constexpr int kTogether = 4;  // rows that a thread has on their way at a time
-constexpr int kColumnsTogether = 64;
+constexpr int kTogether = 4;  // rows that a thread of `before` has on their way at a time
 constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kSlack = 1.1f;  // for what rounding adds to P, out and dS
-constexpr float kRange = 1073741824.f, kLargest = 1e30f;
 
 __host__ __device__ __forceinline__ int64_t padded(int rows) { return (int64_t(rows) + kRows - 1) / kRows * kRows; }
 
 __device__ __forceinline__ float2 floats(__nv_bfloat162 x) { return __bfloat1622float2(x); }
 __device__ __forceinline__ float2 floats(__half2 x) { return __half22float2(x); }
+__device__ __forceinline__ void narrow(float2 x, __nv_bfloat162* to) { *to = __float22bfloat162_rn(x); }
+__device__ __forceinline__ void narrow(float2 x, __half2* to) { *to = __float22half2_rn(x); }
 
 template <typename Pair>
 __device__ __forceinline__ float dot(const uint4& x, const uint4& y) {
@@ -35,7 +34,7 @@ __device__ __forceinline__ float dot(const uint4& x, const uint4& y) {
 // Groups of threads, 16 bytes of a row each, take kTogether rows of a head; neighbours take neighbouring heads, whose rows
 // usually lie side by side. Rows that only pad the last tile are included. Bound by memory: what counts is bytes on their way.
 template <int kD, typename Pair>
-__global__ void __launch_bounds__(kThreads) rows(const __grid_constant__ Fm3RowsArgs a, int64_t groups) {
+__global__ void __launch_bounds__(kThreads) before(const __grid_constant__ Fm3RowsArgs a, int64_t groups) {
     constexpr int kLanes = kD / 8;
     const int lane = threadIdx.x % kLanes;
     const int64_t group = int64_t(blockIdx.x) * (kThreads / kLanes) + threadIdx.x / kLanes;
@@ -56,14 +55,14 @@ __global__ void __launch_bounds__(kThreads) rows(const __grid_constant__ Fm3Rows
             dout[i] = load(a.dout, a.dout_strides, first + i);
         }
     }
+    float4* zeros = reinterpret_cast<float4*>(a.dq_sums + at * kD);
+#pragma unroll
+    for (int i = 0; i < 2 * kTogether; ++i) zeros[i * kLanes + lane] = float4{0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
-        float sum = dot<Pair>(out[i], dout[i]), length_of_dout = a.fixed != nullptr ? dot<Pair>(dout[i], dout[i]) : 0.f;
+        float sum = dot<Pair>(out[i], dout[i]);
 #pragma unroll
-        for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
-            sum += __shfl_xor_sync(~0u, sum, lanes);
-            length_of_dout += __shfl_xor_sync(~0u, length_of_dout, lanes);  // squared
-        }
+        for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
         if (lane != i) continue;
         const int64_t row = first + i;
         float lse = -INFINITY, dlse = 0.f;
@@ -76,80 +75,63 @@ __global__ void __launch_bounds__(kThreads) rows(const __grid_constant__ Fm3Rows
         const int64_t to = at - first % kRows + place_of_row(int(row % kRows));
         a.lse2[to] = dead ? INFINITY : lse * kLog2E;
         a.delta[to] = dead ? 0.f : sum - dlse;
-        if (a.fixed != nullptr) {
-            const int* maxima = a.maxima + 2 * (int64_t(item) * a.kv_heads + head / (a.heads / a.kv_heads));
-            const float largest_key = __int_as_float(maxima[0]), longest_value = sqrtf(__int_as_float(maxima[1]));
-            const float bound = kSlack * (2.f * sqrtf(length_of_dout) * longest_value + fabsf(dlse)) * largest_key;
-            // What is not finite must not look like a number afterwards; nor must a row whose log-sum-exp is not one.
-            const bool known = bound < kLargest && (dead || fabsf(lse) < INFINITY);
-            a.fixed[at + i] = !known ? NAN : bound > 0.f ? fminf(kRange / bound, kLargest) : 0.f;
-        }
     }
 }
 
-// The largest element of K and the largest squared length of V over all columns of a KV head, as bits, which order like the
-// numbers; a NaN is larger than all of them.
+// One block a query tile: sums in the order of the kernel's registers to rows of dq, by way of shared memory so that whole
+// rows are written.
 template <int kD, typename Pair>
-__global__ void __launch_bounds__(kThreads) maxima(const __grid_constant__ Fm3RowsArgs a, int64_t groups) {
-    constexpr int kLanes = kD / 8;
+__global__ void __launch_bounds__(kThreads) after(const __grid_constant__ Fm3RowsArgs a, int tiles) {
+    constexpr int kHalf = kD / 2, kPitch = kD + 8;  // columns of a warpgroup; elements of a row in shared memory
     using Element = decltype(Pair::x);
-    const int lane = threadIdx.x % kLanes;
-    const int64_t group = int64_t(blockIdx.x) * (kThreads / kLanes) + threadIdx.x / kLanes;
-    const int64_t steps = (a.columns + kColumnsTogether - 1) / kColumnsTogether;
-    const int head = int(group % a.kv_heads), item = int(group / a.kv_heads / steps);
-    const int64_t first = group < groups ? group / a.kv_heads % steps * kColumnsTogether : a.columns;
-    const auto load = [&](const void* data, const int64_t(&strides)[3], int64_t column) {
-        const Element* x = static_cast<const Element*>(data) + item * strides[0] + column * strides[1] + head * strides[2] + lane * 8;
-        return column < a.columns ? *reinterpret_cast<const uint4*>(x) : uint4{0, 0, 0, 0};
-    };
-    unsigned key = 0, value = 0;
-#pragma unroll 4
-    for (int i = 0; i < kColumnsTogether; ++i) {
-        const uint4 k = load(a.k, a.k_strides, first + i), v = load(a.v, a.v_strides, first + i);
-        const Pair* pairs = reinterpret_cast<const Pair*>(&k);
+    __shared__ __align__(16) Element rows[kRows * kPitch];
+    const int head = int(blockIdx.x % a.heads), tile = int(blockIdx.x / a.heads % tiles), item = int(blockIdx.x / a.heads / tiles);
+    const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
+    const float4* sums = reinterpret_cast<const float4*>(
+        a.dq_sums + ((int64_t(item) * a.heads + head) * padded(a.rows) + int64_t(tile) * kRows) * kD + warpgroup * kRows * kHalf);
+    float4 x[kHalf / 8];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float2 x = floats(pairs[j]);
-            key = max(key, max(__float_as_uint(x.x) & 0x7FFFFFFFu, __float_as_uint(x.y) & 0x7FFFFFFFu));
-        }
-        float squares = dot<Pair>(v, v);
+    for (int i = 0; i < kHalf / 8; ++i) x[i] = __ldcs(sums + i * 128 + thread);
 #pragma unroll
-        for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) squares += __shfl_xor_sync(~0u, squares, lanes);
-        value = max(value, __float_as_uint(squares) & 0x7FFFFFFFu);
+    for (int i = 0; i < kHalf / 8; ++i) {
+        Element* to = rows + (thread / 32 * 16 + thread % 32 / 4) * kPitch + warpgroup * kHalf + 8 * i + thread % 4 * 2;
+        narrow({x[i].x * a.scale, x[i].y * a.scale}, reinterpret_cast<Pair*>(to));
+        narrow({x[i].z * a.scale, x[i].w * a.scale}, reinterpret_cast<Pair*>(to + 8 * kPitch));
     }
+    __syncthreads();
+    Element* dq = static_cast<Element*>(a.dq) + item * a.dq_strides[0] + head * a.dq_strides[2];
+    constexpr int kLanes = kD / 8;
 #pragma unroll
-    for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) key = max(key, __shfl_xor_sync(~0u, key, lanes));
-    if (lane == 0 && group < groups) {
-        unsigned* to = reinterpret_cast<unsigned*>(a.maxima) + 2 * (int64_t(item) * a.kv_heads + head);
-        atomicMax(to, key);
-        atomicMax(to + 1, value);
+    for (int i = threadIdx.x; i < kRows * kLanes; i += kThreads) {
+        const int row = i / kLanes, lane = i % kLanes;
+        const int64_t to = int64_t(tile) * kRows + row;
+        if (to < a.rows) {
+            const uint4 value = *reinterpret_cast<const uint4*>(rows + row * kPitch + lane * 8);
+            __stcs(reinterpret_cast<uint4*>(dq + to * a.dq_strides[1] + lane * 8), value);
+        }
     }
 }
 
 template <int kD, typename Pair>
-cudaError_t launch(const Fm3RowsArgs& a, cudaStream_t stream) {
+cudaError_t launch(const Fm3RowsArgs& a, bool is_before, cudaStream_t stream) {
     constexpr int kGroups = kThreads / (kD / 8);
-    const int64_t groups = padded(a.rows) / kTogether * a.heads * a.batch, blocks = (groups + kGroups - 1) / kGroups;
+    const int64_t heads = int64_t(a.batch) * a.heads, rows = padded(a.rows) * heads, groups = rows / kTogether;
+    const int64_t blocks = is_before ? (groups + kGroups - 1) / kGroups : rows / kRows;
     if (blocks == 0) return cudaSuccess;
     if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-    const cudaError_t error = cudaMemsetAsync(a.zeros, 0, size_t(a.zeroed), stream);
-    if (error != cudaSuccess) return error;
-    if (a.fixed != nullptr) {
-        const int64_t columns = int64_t((a.columns + kColumnsTogether - 1) / kColumnsTogether) * a.kv_heads * a.batch;
-        const int64_t column_blocks = (columns + kGroups - 1) / kGroups;
-        if (column_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-        maxima<kD, Pair><<<unsigned(column_blocks), kThreads, 0, stream>>>(a, columns);
+    if (is_before) {
+        before<kD, Pair><<<unsigned(blocks), kThreads, 0, stream>>>(a, groups);
+    } else {
+        after<kD, Pair><<<unsigned(blocks), kThreads, 0, stream>>>(a, int(padded(a.rows) / kRows));
     }
-    rows<kD, Pair><<<unsigned(blocks), kThreads, 0, stream>>>(a, groups);
     return cudaGetLastError();
 }
 
 template <typename Pair>
-cudaError_t by_head_dim(const Fm3RowsArgs& a, cudaStream_t stream) {
+cudaError_t by_head_dim(const Fm3RowsArgs& a, bool is_before, cudaStream_t stream) {
     switch (a.head_dim) {
-        case 64: return launch<64, Pair>(a, stream);
-        case 128: return launch<128, Pair>(a, stream);
-        case 256: return launch<256, Pair>(a, stream);
+        case 64: return launch<64, Pair>(a, is_before, stream);
+        case 128: return launch<128, Pair>(a, is_before, stream);
         default: return cudaErrorInvalidValue;
     }
 }
@@ -157,8 +139,9 @@ cudaError_t by_head_dim(const Fm3RowsArgs& a, cudaStream_t stream) {
 }  // namespace
 }  // namespace fm3
 
-// Returns a cudaError_t.
-extern "C" __attribute__((visibility("default"))) int fm3_backward_rows(const Fm3RowsArgs* args, void* stream) {
+// Return a cudaError_t.
+extern "C" __attribute__((visibility("default"))) int fm3_backward_rows(const Fm3RowsArgs* args, int is_before, void* stream) {
     const auto on = static_cast<cudaStream_t>(stream);
-    return int(args->bf16 ? fm3::by_head_dim<__nv_bfloat162>(*args, on) : fm3::by_head_dim<__half2>(*args, on));
+    return int(args->bf16 ? fm3::by_head_dim<__nv_bfloat162>(*args, is_before != 0, on)
+                          : fm3::by_head_dim<__half2>(*args, is_before != 0, on));
 }
