@@ -324,3 +324,11 @@ def test_a_model_that_asks_for_more_is_refused() -> None:
 def test_the_kernels_do_not_import_transformers() -> None:
     code = "import sys, fm3_kernel, fm3_kernel.transformers; assert 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_example_agrees_with_sdpa(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from examples import packed_documents
+
+    monkeypatch.setattr(packed_documents, "STEPS", 3)
+    packed_documents.main()
+    assert "largest difference of 3 steps" in capsys.readouterr().out
