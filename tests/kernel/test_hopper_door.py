@@ -166,6 +166,26 @@ def test_more_than_two_to_the_31_elements() -> None:
 
 
 @pytest.mark.hopper
+@pytest.mark.multigpu
+def test_on_the_tensors_device_and_not_the_current_one() -> None:
+    """Kernels, counters and prepared masks of a second GPU, while the first is the current one."""
+    mask, dout = document_mask([300, 200]), draw(2, 500, 4, 64, seed=9)
+    found = []
+    for device in ("cuda:0", "cuda:1"):
+        leaves = [x.to(device).requires_grad_() for x in inputs(2, 500, 500)]
+        for given in (mask.to(device), prepare_mask(mask.to(device))):
+            out = flashmask_attention(*leaves, given)
+            gradients = torch.autograd.grad(out, leaves, dout.to(device))
+            assert {x.device for x in (out, *gradients)} == {torch.device(device)}
+            found.append((out, *gradients))
+    assert torch.cuda.current_device() == 0
+    for out, *gradients in found[1:]:
+        assert torch.equal(out.cpu(), found[0][0].cpu())
+        for a, b in zip(gradients, found[0][1:], strict=True):
+            torch.testing.assert_close(a.cpu().float(), b.cpu().float(), rtol=0, atol=2e-2)
+
+
+@pytest.mark.hopper
 def test_refusals_name_what_was_given_and_what_helps() -> None:
     mask = causal(8)
     with pytest.raises(FM3Error, match=r"head dim is 96; the Hopper kernel takes 64, 128, 256\. Pad"):
