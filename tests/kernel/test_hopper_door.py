@@ -173,8 +173,8 @@ def test_on_the_tensors_device_and_not_the_current_one() -> None:
     found = []
     for device in ("cuda:0", "cuda:1"):
         leaves = [x.to(device).requires_grad_() for x in inputs(2, 500, 500)]
-        for given in (mask.to(device), prepare_mask(mask.to(device))):
-            out = flashmask_attention(*leaves, given)
+        for form in (mask.to(device), prepare_mask(mask.to(device))):
+            out = flashmask_attention(*leaves, form)
             gradients = torch.autograd.grad(out, leaves, dout.to(device))
             assert {x.device for x in (out, *gradients)} == {torch.device(device)}
             found.append((out, *gradients))
