@@ -4,7 +4,7 @@ The number of chunks of every rank is kept, but for ranks that own one fewer tha
 exchanged like a chunk of no weight, and no rank gets two of them. All arithmetic is on integers and ties go to the lowest
 index, so that every rank of a group finds the same exchanges.
 
-Source: FlashMask V3, hard-cardinality-constrained iterative pairwise optimisation (HCC-IPO).
+Source: FlashMask-3, hard-cardinality-constrained iterative pairwise optimisation (HCC-IPO).
 """
 
 from __future__ import annotations
@@ -48,12 +48,15 @@ class Slots:
 
     def allowed(self, mine: np.ndarray) -> np.ndarray:
         """bool ``[len(mine), slots]``: the slots may change places. They have two ranks, and neither gets two empty ones."""
+        apart = self.rank[mine][:, None] != self.rank[None, :]
+        if not self.empty.any():
+            return apart
         has_empty = np.zeros(self.ranks, dtype=bool)
         has_empty[self.rank[self.empty]] = True
         here, there = self.rank[mine], self.rank
         gets, gives = self.empty[None, :] & ~self.empty[mine][:, None], self.empty[mine][:, None] & ~self.empty[None, :]
         bad = (gets & has_empty[here][:, None]) | (gives & has_empty[there][None, :])
-        return (here[:, None] != there[None, :]) & ~bad
+        return apart & ~bad
 
 
 def loads_of(weights: np.ndarray, placement: np.ndarray, ranks: int) -> np.ndarray:

@@ -39,6 +39,21 @@ def require(name: str, value: object, least: int, multiple: int = 1, most: int |
         raise PlanError(f"{name} is {value!r}; it must be {allowed}")
 
 
+def check_ranks(ranks: int, ranks_per_node: int | None) -> int:
+    """Number of nodes.
+
+    Raises:
+        PlanError: fewer than one rank, or nodes that do not come out even.
+    """
+    require("ranks", ranks, 1)
+    if ranks_per_node is None:
+        return 1
+    require("ranks_per_node", ranks_per_node, 1)
+    if ranks % ranks_per_node:
+        raise PlanError(f"ranks_per_node is {ranks_per_node}; it must divide the number of ranks, {ranks}")
+    return ranks // ranks_per_node
+
+
 @dataclass(frozen=True)
 class Grid:
     """Chunks and units of one sequence.

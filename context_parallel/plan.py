@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from context_parallel.balance import Balance, balance, check_ranks, judge, missing_units
-from context_parallel.grid import Grid, require
+from context_parallel.balance import Balance, balance, judge, missing_units
+from context_parallel.grid import Grid, check_ranks, require
 from context_parallel.transfers import Schedule, Transfer, schedule
 from context_parallel.work import Costs, Work, work_of
 from masks.column_mask import ColumnMask

@@ -10,7 +10,7 @@ of a run ``[a, b)`` lie next to each other in local order and are exactly ``[loc
 however many chunks there are. In another order they would fall apart, so another order is refused. The diagonal is written
 as an upper interval first: where it starts means nothing once rows are cut.
 
-Source: FlashMask V3, context parallelism (clip-shift-max).
+Source: FlashMask-3, context parallelism (clip-shift-max).
 """
 
 from __future__ import annotations

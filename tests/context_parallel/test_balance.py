@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from context_parallel.balance import SLACK, balance, judge, least_load, least_received, lower_traffic
+from context_parallel.balance import SLACK, balance, judge
+from context_parallel.bounds import least_load, least_received
 from context_parallel.exchange import balanced, loads_of
 from context_parallel.grid import Grid, PlanError
+from context_parallel.locality import balanced_nearby, lower_traffic
 from context_parallel.placements import contiguous, dual_chunk, heaviest_first
 from context_parallel.traffic import Traffic
 from context_parallel.work import Costs, Work, work_of
@@ -123,6 +125,9 @@ def test_lower_traffic_keeps_the_limit_and_the_shares(weights: np.ndarray, per_n
         return int(work.costs.near * near + (work.costs.far * far if nodes > 1 else 0))
 
     assert cost(after) <= cost(start)
+    nearby = balanced_nearby(work, contiguous(len(weights), ranks), ranks, per_node, limit)
+    assert has_equal_shares(nearby, ranks)
+    assert loads_of(weights, nearby, ranks).max() <= loads_of(weights, contiguous(len(weights), ranks), ranks).max()
 
 
 @pytest.mark.parametrize("ranks", [4, 7, 8, 16])
