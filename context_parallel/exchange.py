@@ -17,7 +17,7 @@ SPLIT_EXACTLY = 16
 """Slots of a pair of ranks whose equal splits are all tried: 6,435 at most. Above, single exchanges only."""
 
 ROUNDS_A_SLOT = 16
-"""Bound on exchanges; each lowers the heaviest rank of its time, and a few rounds a slot are what is seen."""
+"""Bound on exchanges; each lowers what it looks at, and one or two a slot are what is seen."""
 
 
 class Slots:

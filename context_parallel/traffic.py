@@ -46,15 +46,19 @@ class Traffic:
             brought = rest @ self._idle.T + self._own_needed
             self._after[own] = (fixed[:, None] + gained - brought).astype(np.int64)
 
-    def after(self) -> np.ndarray:
-        """int64 ``[slots, slots]``: units that the group of slot x receives once slot y of another group takes its place."""
-        return self._after
+    def after(self, mine: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Units received once the slots ``mine`` and any slots y have changed places, int64 ``[len(mine), slots]`` twice.
 
-    def change(self) -> np.ndarray:
-        """int64 ``[slots, slots]``: change of all received units when two slots change places; 0 within a group."""
+        By the group of the slot in ``mine``, and by the group of y. Without meaning for two slots of one group.
+        """
+        return self._after[mine], self._after[:, mine].T
+
+    def change(self, mine: np.ndarray) -> np.ndarray:
+        """int64 ``[len(mine), slots]``: change of all received units by these exchanges; 0 within a group."""
+        here, there = self.after(mine)
         now = self.received[self.group]
-        change = self._after + self._after.T - now[:, None] - now[None, :]
-        change[self.group[:, None] == self.group[None, :]] = 0
+        change = here + there - now[mine][:, None] - now[None, :]
+        change[self.group[mine][:, None] == self.group[None, :]] = 0
         return change
 
     def exchange(self, x: int, y: int) -> None:

@@ -102,7 +102,7 @@ def test_traffic_counts_and_foresees_what_an_exchange_changes(chunks: int, group
     for _ in range(4):
         assert traffic.received.tolist() == count(traffic.group)
         x, y = (int(slot) for slot in generator.integers(0, chunks, 2))
-        before, foreseen = traffic.received.sum(), traffic.change()[x, y]
+        before, foreseen = traffic.received.sum(), traffic.change(np.array([x]))[0, y]
         traffic.exchange(x, y)
         assert traffic.received.sum() == before + foreseen
         assert traffic.received.tolist() == count(traffic.group)
