@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
-ROOMS = ("harness", "plots", "fm3_kernel", "masks")
+ROOMS = ("harness", "plots", "context_parallel", "fm3_kernel", "masks")
 
 
 def test_every_module_of_every_room_is_named() -> None:

@@ -9,16 +9,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("harness", "plots", "fm3_kernel", "masks")
+ROOMS = ("harness", "plots", "context_parallel", "fm3_kernel", "masks")
 # Every room may import itself and the rooms behind it. `harness.rows` is the one file that may be taken from above.
 ALLOWED = {
-    "harness": {"harness", "plots", "fm3_kernel", "masks"},
+    "harness": {"harness", "plots", "context_parallel", "fm3_kernel", "masks"},
     "plots": {"plots", "fm3_kernel", "masks", "harness.rows"},
+    "context_parallel": {"context_parallel", "masks"},
     "fm3_kernel": {"fm3_kernel", "masks"},
     "masks": {"masks"},
 }
 THIRD_PARTY = {
     "masks": {"torch"},
+    "context_parallel": {"torch", "numpy"},
     "fm3_kernel": {"torch"},
     "plots": {"torch", "numpy", "pandas", "matplotlib"},
 }
