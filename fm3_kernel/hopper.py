@@ -151,17 +151,6 @@ def with_positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
     return (-q, -scale) if scale < 0 else (q, scale)
 
 
-def empty(layout: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory for a tensor of this shape and these strides, by the short cut that torch's compiled code takes where there is
-    one: it costs a third of ``torch.empty`` on the host."""
-    if _empty_strided is not None and torch.cuda.current_device() == device.index:
-        return cast(Tensor, _empty_strided(*layout, dtype))
-    return torch.empty_strided(*layout, dtype=dtype, device=device)
-
-
-_empty_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
-
-
 def mask_args(mask: MaskTensors, rows: int, columns: int, preparation: Preparation | None) -> tuple[MaskArgs, object]:
     """The mask as the kernels read it, and whatever must live until they are launched."""
     lts, block = mask.lts, mask.block_mask

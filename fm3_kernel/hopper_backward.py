@@ -78,7 +78,8 @@ def backward(
 
     Args:
         dout: like ``out``, any strides, finite also in rows that see nothing; dlse: like ``lse``, any strides, or None.
-        q, k, v, mask, scale, preparation: as for :func:`fm3_kernel.hopper.forward`, D = 64 or 128; out, lse: its result.
+        q, k, v, mask, scale, preparation: as for :func:`fm3_kernel.hopper_forward.forward`, D = 64 or 128.
+        out, lse: its result.
 
     Returns:
         dq, dk, dv: shape and dtype of q, k, v, contiguous. Exactly 0 for rows and columns that meet nothing.

@@ -47,9 +47,8 @@ class Fm3(Backend):
     def unsupported(self, problem: Problem, mask: ColumnMask, pass_: str, device: str) -> str | None:
         """16-bit inputs, three head dims, two of them backward."""
         if pass_ != "forward" and problem.head_dim not in hopper_backward.HEAD_DIMS:
-            return (
-                f"the backward kernel takes head dims {', '.join(map(str, hopper_backward.HEAD_DIMS))}, not {problem.head_dim}"
-            )
+            allowed = ", ".join(map(str, hopper_backward.HEAD_DIMS))
+            return f"the backward kernel takes head dims {allowed}, not {problem.head_dim}"
         if DTYPES[problem.dtype] not in hopper.DTYPES:
             return f"takes bfloat16 and float16, not {problem.dtype}"
         if problem.head_dim not in hopper.HEAD_DIMS:

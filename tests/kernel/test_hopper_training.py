@@ -98,7 +98,7 @@ def test_no_gradient_of_a_gradient() -> None:
     inputs = leaves()
     out = flashmask_attention(*inputs, document_mask([10]))
     (dq,) = torch.autograd.grad(out.float().square().sum(), inputs[:1], create_graph=True)
-    with pytest.raises(RuntimeError, match="no second derivative|once_differentiable|differentiated"):
+    with pytest.raises(RuntimeError, match="no second derivative"):
         dq.float().sum().backward()
 
 
