@@ -135,21 +135,7 @@ struct BackwardMultiplyRole {
         int thread = threadIdx.x % 128;
         asm volatile("" : "+r"(thread));  // opaque: addresses kept over the loop would spill
         const int warp = thread / 32, lane = thread % 32, part = lane / 8, first = 16 * warp;
-        const int row = first + 8 * (part % 2) + lane % 8;
-#pragma unroll
-        for (int j = 0; j < kD / 8; j += 2) {
-            uint32_t out[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int from = 4 * (j + i / 2) + 2 * (i % 2);
-                out[i] = ptx::packed(x[from] * factor, x[from + 1] * factor, T{});
-            }
-            const int column = 8 * (j + part / 2);
-            const T* to = tile + (column / 64) * 64 * 64 + row * 64 + (((column % 64) / 8) ^ (row % 8)) * 8;
-            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(ptx::shared_address(to)),
-                         "r"(out[0]), "r"(out[1]), "r"(out[2]), "r"(out[3])
-                         : "memory");
-        }
+        store_rows(x, {factor, factor}, tile, 64, first + 8 * (part % 2) + lane % 8, part);
         ptx::fence_async_proxy();
         __syncwarp();
         if (lane == 0) {

@@ -109,22 +109,8 @@ struct MultiplyRole {
             }
         }
         T* tile = shared.q[stage];
-        // One stmatrix stores 16 rows of 16 columns of a warp: lane l gives the address of row l%8 of part l/8.
-        const int part = lane / 8, row = warpgroup * 64 + 16 * warp + 8 * (part % 2) + lane % 8;
-#pragma unroll
-        for (int j = 0; j < kD / 8; j += 2) {
-            uint32_t out[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int at = 4 * (j + i / 2) + 2 * (i % 2);
-                out[i] = ptx::packed(o[at] * inverse[i % 2], o[at + 1] * inverse[i % 2], T{});
-            }
-            const int column = 8 * (j + part / 2);
-            const T* to = tile + (column / 64) * F::kM * 64 + row * 64 + (((column % 64) / 8) ^ (row % 8)) * 8;
-            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(ptx::shared_address(to)),
-                         "r"(out[0]), "r"(out[1]), "r"(out[2]), "r"(out[3])
-                         : "memory");
-        }
+        const int part = lane / 8;
+        store_rows(o, inverse, tile, F::kM, warpgroup * 64 + 16 * warp + 8 * (part % 2) + lane % 8, part);
         ptx::fence_async_proxy();
         __syncwarp();
         if (lane == 0) {
