@@ -1,8 +1,9 @@
 // The mask-aware backward kernel.
 //
 // A persistent block takes column tiles of 128 keys, one after another, and for each the query tiles that it meets in all
-// query heads of its group (row_runs.cuh). Of its first warpgroup one warp finds and loads them, one says what is hidden of them,
-// and two threads add parts of dQ to the sums in global memory (backward_load.cuh); two more warpgroups of 64 keys each multiply (backward_multiply.cuh).
+// query heads of its group (row_runs.cuh). Of its first warpgroup one warp finds and loads them, one says what is hidden of
+// them, and two threads add parts of dQ to the sums in global memory (backward_load.cuh); two more warpgroups of 64 keys each
+// multiply (backward_multiply.cuh).
 #pragma once
 
 #include "backward_load.cuh"

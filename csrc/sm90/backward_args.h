@@ -14,8 +14,9 @@ inline int place_of_row(int row) {
 
 extern "C" {
 
-// `lse2` and `delta` fp32 [batch][heads][rows padded to 64, in the order of place_of_row within a tile] and `dq_sums` fp32 [batch][heads][padded rows][head dim], in the
-// order of the kernel's registers, are scratch that backward_rows.cu fills and empties. `work` as in the forward pass.
+// `lse2` and `delta`, fp32 [batch][heads][rows padded to 64, in the order of place_of_row within a tile], and `dq_sums`, fp32
+// [batch][heads][padded rows][head dim] in the order of the kernel's registers, are scratch that backward_rows.cu fills and
+// empties. `work` as in the forward pass.
 struct Fm3BackwardArgs {
     const void *q, *k, *v, *dout;
     void *dk, *dv;

@@ -178,10 +178,6 @@ struct HiddenRole {
     const Fm3BackwardArgs& args;
     Shared& shared;
 
-    static __device__ __forceinline__ int load(const int* vector, int64_t at, int absent) {
-        return vector != nullptr ? __ldg(vector + at) : absent;
-    }
-
     __device__ void run() {
         const Fm3Mask& m = args.mask;
         for (int heads = 0;; ++heads) {
@@ -192,15 +188,8 @@ struct HiddenRole {
             const int64_t base = asked.item * m.vector_strides[0] + asked.head / (args.heads / m.heads) * m.vector_strides[1];
 #pragma unroll
             for (int i = 0; i < F::kN / 32; ++i) {
-                const int key = 32 * i + threadIdx.x % 32, column = asked.column_tile * F::kN + key;
-                Interval a{0, m.rows}, b{0, 0};  // no such column: all rows
-                if (column < m.columns) {
-                    const int64_t from = base + column * m.vector_strides[2];
-                    a = {load(m.lts, from, 0), load(m.lte, from, m.lts != nullptr ? m.rows : 0)};
-                    b = {load(m.uts, from, 0), load(m.ute, from, 0)};
-                    if (m.causal) b.end = (column - m.columns) + m.rows;
-                }
-                shared.hidden[stage][key] = {clipped(a.start, a.end, m.rows), clipped(b.start, b.end, m.rows)};
+                const int key = 32 * i + threadIdx.x % 32;
+                shared.hidden[stage][key] = hidden_rows(m, base, asked.column_tile * F::kN + key);
             }
             __syncwarp();
             if (threadIdx.x % 32 == 0) ptx::arrive(&shared.hidden_full[stage]);

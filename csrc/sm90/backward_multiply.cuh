@@ -50,11 +50,9 @@ struct BackwardMultiplyRole {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const HiddenRows rows = shared.hidden[heads & 1][key + 8 * h];
-            const Interval a = rows.lower, b = rows.upper;
 #pragma unroll
             for (int word = 0; word < kM / 32; ++word) {
-                const int r = r0 + 32 * word;
-                const uint32_t bits = ((bits_below(a.end - r) & ~bits_below(a.start - r)) | (bits_below(b.end - r) & ~bits_below(b.start - r))) >> shift;
+                const uint32_t bits = word_of(rows, r0 + 32 * word) >> shift;
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
 #pragma unroll

@@ -16,11 +16,6 @@ enum RowFlags : int {
     kNoWork = 16,    // not a tile: the block has no more work
 };
 
-// Hidden rows of a key: at most two runs.
-struct __align__(16) HiddenRows {
-    Interval lower, upper;
-};
-
 template <int kHeadDim, typename T>
 struct Backward {
     static constexpr int kD = kHeadDim;

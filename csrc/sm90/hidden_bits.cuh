@@ -33,6 +33,12 @@ __device__ __forceinline__ uint32_t bits_below(int x) {
     return mask;
 }
 
+// The hidden ones of the 32 rows from r on.
+__device__ __forceinline__ uint32_t word_of(const HiddenRows& x, int r) {
+    const Interval &a = x.lower, &b = x.upper;
+    return (bits_below(a.end - r) & ~bits_below(a.start - r)) | (bits_below(b.end - r) & ~bits_below(b.start - r));
+}
+
 // Transposes a 32 x 32 bit matrix, a row a lane: afterwards bit i of lane r is what bit r of lane i was.
 __device__ __forceinline__ uint32_t transposed(uint32_t x) {
     const int lane = threadIdx.x % 32;
@@ -57,12 +63,6 @@ struct BitRole {
     ptx::Ring<kPieces> list{};
     ptx::Ring<kBitStages> at{};
 
-    static __device__ __forceinline__ int load(const int* vector, int64_t at, int absent) {
-        return vector != nullptr ? __ldg(vector + at) : absent;
-    }
-
-    // Hidden rows of a column are two intervals. Causal masks have no upper interval of their own, so the diagonal takes
-    // its place.
     __device__ __forceinline__ void write(const WorkItem& work, int column_tile) {
         static_assert(kM == 128);
         const int lane = threadIdx.x % 32, r0 = work.row_tile * kM;
@@ -73,21 +73,10 @@ struct BitRole {
 #pragma unroll 1
         for (int quarter = 0; quarter < 4; ++quarter) {
             const int column = column_tile * kN + lane / 2 * 8 + quarter * 2 + lane % 2;
-            Interval a{0, args.mask.rows}, b{0, 0};  // no such column: all rows
-            if (lane < kN / 4 && column < args.mask.columns) {
-                const int64_t from = base + column * strides[2];
-                a = {load(args.mask.lts, from, 0), load(args.mask.lte, from, args.mask.lts != nullptr ? args.mask.rows : 0)};
-                b = {load(args.mask.uts, from, 0), load(args.mask.ute, from, 0)};
-                if (args.mask.causal) b.end = (column - args.mask.columns) + args.mask.rows;
-            }
-            a = clipped(a.start, a.end, args.mask.rows);
-            b = clipped(b.start, b.end, args.mask.rows);
+            const HiddenRows hidden = hidden_rows(args.mask, base, column, lane < kN / 4);
 #pragma unroll
             for (int g = 0; g < kM / 32; ++g) {
-                const int r = r0 + 32 * g;
-                const uint32_t hidden =
-                    (bits_below(a.end - r) & ~bits_below(a.start - r)) | (bits_below(b.end - r) & ~bits_below(b.start - r));
-                words[32 * g + lane][quarter] = transposed(hidden);
+                words[32 * g + lane][quarter] = transposed(word_of(hidden, r0 + 32 * g));
             }
         }
         __syncwarp();

@@ -31,4 +31,22 @@ __device__ __forceinline__ BlockBounds load_bounds(const int4* record) {
     return {lower.x, lower.y, lower.z, lower.w, upper.x, upper.y, upper.z, upper.w};
 }
 
+// Hidden rows of a column: at most two runs. Causal masks have no upper interval of their own, so the diagonal takes its place.
+struct __align__(16) HiddenRows {
+    Interval lower, upper;
+};
+
+// `base`: where the vectors of the batch item and mask head begin. A column that does not exist is hidden from all rows.
+__device__ __forceinline__ HiddenRows hidden_rows(const Fm3Mask& mask, int64_t base, int column, bool exists = true) {
+    const auto load = [](const int* vector, int64_t at, int absent) { return vector != nullptr ? __ldg(vector + at) : absent; };
+    Interval a{0, mask.rows}, b{0, 0};
+    if (exists && column < mask.columns) {
+        const int64_t from = base + column * mask.vector_strides[2];
+        a = {load(mask.lts, from, 0), load(mask.lte, from, mask.lts != nullptr ? mask.rows : 0)};
+        b = {load(mask.uts, from, 0), load(mask.ute, from, 0)};
+        if (mask.causal) b.end = (column - mask.columns) + mask.rows;
+    }
+    return {clipped(a.start, a.end, mask.rows), clipped(b.start, b.end, mask.rows)};
+}
+
 }  // namespace fm3
