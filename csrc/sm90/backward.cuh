@@ -8,6 +8,7 @@
 
 #include "backward_load.cuh"
 #include "backward_multiply.cuh"
+#include "ptx/sync.cuh"
 
 namespace fm3 {
 

@@ -10,7 +10,6 @@
 #include "backward_shape.cuh"
 #include "fragments.cuh"
 #include "hidden_bits.cuh"
-#include "ptx/sync.cuh"
 #include "ptx/wgmma.cuh"
 #include "softmax.cuh"
 

@@ -8,6 +8,7 @@
 
 #include "load_role.cuh"
 #include "multiply_role.cuh"
+#include "ptx/sync.cuh"
 
 namespace fm3 {
 

@@ -11,7 +11,6 @@
 #include "forward_shape.cuh"
 #include "fragments.cuh"
 #include "ptx/mma.cuh"
-#include "ptx/sync.cuh"
 #include "ptx/wgmma.cuh"
 #include "softmax.cuh"
 

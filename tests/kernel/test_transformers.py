@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import fm3_kernel.transformers as ours
-from fm3_kernel import FM3Error
-from fm3_kernel.transformers import ModelMask, Packing
+from fm3_kernel import FM3Error, model_mask
+from fm3_kernel.model_mask import ModelMask, Packing
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'flashmask3[transformers]'")
 
@@ -175,8 +175,8 @@ def test_bidirectional(padded: bool) -> None:
 
 def test_layers_share_one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    prepare = ours.prepare_mask
-    monkeypatch.setattr(ours, "prepare_mask", lambda mask: made.append(mask) or prepare(mask))
+    prepare = model_mask.prepare_mask
+    monkeypatch.setattr(model_mask, "prepare_mask", lambda mask: made.append(mask) or prepare(mask))
     _, flash = pair(llama(num_hidden_layers=4))
     flash(IDS[:1], position_ids=POSITIONS)
     assert len(made) == 1
