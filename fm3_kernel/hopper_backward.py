@@ -1,7 +1,7 @@
-"""The Hopper backward kernel from Python: scratch, the three launches, the call.
+"""The Hopper backward kernel from Python: scratch, the two launches, the call.
 
-Scratch, freed with the call: two fp32 numbers a head and row, and fp32 sums for dq. The sums are made in whatever order
-blocks come, so that the last bits of dq vary from run to run.
+Scratch, freed with the call: two fp32 numbers a head and row, and fp32 sums of dq for as many KV heads as are worked on at a
+time (:func:`sums_in_turn`).
 """
 
 from __future__ import annotations
@@ -31,22 +31,26 @@ from fm3_kernel.hopper import (
 from fm3_kernel.library import check
 from masks.column_mask import tile_count
 
-HEAD_DIMS = (64, 128)
-ROWS = 64
-"""Queries of a step (``kM`` of ``csrc/sm90/backward_shape.cuh``); scratch of rows is padded to it."""
+HEAD_DIMS = (64, 128, 256)
+
+SUMS_BYTES = 192 * 2**20
+"""Room for sums of dq, unless four KV heads need more."""
+
+ROW_PADDING = 128
+"""``kRowPadding`` of ``csrc/sm90/backward_args.h``: scratch of rows is padded to a multiple of it."""
 
 
 class BackwardArgs(ctypes.Structure):
     """``Fm3BackwardArgs`` of ``csrc/sm90/backward_args.h``, field by field."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "dout", "dk", "dv")),
-        *((f"{name}_strides", STRIDES) for name in ("q", "k", "v", "dout", "dk", "dv")),
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "dout", "dq", "dk", "dv")),
+        *((f"{name}_strides", STRIDES) for name in ("q", "k", "v", "dout", "dq", "dk", "dv")),
         ("mask", MaskArgs),
-        *((name, ctypes.c_void_p) for name in ("lse2", "delta", "dq_sums", "work")),
+        *((name, ctypes.c_void_p) for name in ("lse2", "delta", "fixed", "dq_sums", "ledger", "work")),
         *((name, ctypes.c_int) for name in ("batch", "heads", "kv_heads", "bf16")),
-        ("scale", ctypes.c_float),
-        ("multiprocessors", ctypes.c_int),
+        *((name, ctypes.c_float) for name in ("scale", "dq_scale")),
+        *((name, ctypes.c_int) for name in ("slots", "multiprocessors")),
     ]
 
 
@@ -54,11 +58,11 @@ class RowsArgs(ctypes.Structure):
     """``Fm3RowsArgs`` of ``csrc/sm90/backward_args.h``, field by field."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("out", "dout", "lse", "dlse", "dq")),
-        *((f"{name}_strides", STRIDES) for name in ("out", "dout", "dq", "dlse")),
-        *((name, ctypes.c_void_p) for name in ("lse2", "delta", "dq_sums")),
-        *((name, ctypes.c_int) for name in ("batch", "heads", "rows", "head_dim", "bf16")),
-        ("scale", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("out", "dout", "k", "v", "lse", "dlse")),
+        *((f"{name}_strides", STRIDES) for name in ("out", "dout", "k", "v", "dlse")),
+        *((name, ctypes.c_void_p) for name in ("lse2", "delta", "fixed", "maxima", "zeros")),
+        ("zeroed", ctypes.c_int64),
+        *((name, ctypes.c_int) for name in ("batch", "heads", "kv_heads", "rows", "columns", "head_dim", "bf16")),
     ]
 
 
@@ -73,13 +77,14 @@ def backward(
     mask: MaskTensors,
     scale: float,
     preparation: Preparation | None = None,
+    deterministic: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v.
 
     Args:
         dout: like ``out``, any strides, finite also in rows that see nothing; dlse: like ``lse``, any strides, or None.
-        q, k, v, mask, scale, preparation: as for :func:`fm3_kernel.hopper_forward.forward`, D = 64 or 128.
-        out, lse: its result.
+        q, k, v, mask, scale, preparation: as for :func:`fm3_kernel.hopper.forward`, D = 64, 128 or 256; out, lse: its result.
+        deterministic: the same bits in every run. dq is summed in 31-bit integers then, whose range every row has to itself.
 
     Returns:
         dq, dk, dv: shape and dtype of q, k, v, contiguous. Exactly 0 for rows and columns that meet nothing.
@@ -101,36 +106,50 @@ def backward(
         dout = dout.clone(memory_format=torch.contiguous_format)  # contiguous() would keep a start that is not aligned
     if preparation is None and mask.lts is not None:
         preparation = prepare(mask, rows)
-    padded = tile_count(rows, ROWS) * ROWS
-    scratch = torch.empty((2 + head_dim, batch, heads, padded), dtype=torch.float32, device=device)
-    lse2, delta, sums = scratch[0], scratch[1], scratch[2:]
+    padded = tile_count(rows, ROW_PADDING) * ROW_PADDING
+    sums = (heads // kv_heads) * padded * head_dim  # of a KV head
+    slots = sums_in_turn(sums, batch * kv_heads)
+    statistics = torch.empty((3 if deterministic else 2, batch, heads, padded), dtype=torch.float32, device=device)
+    lse2, delta, *fixed = (x.data_ptr() for x in statistics)
+    # Sums; the ledger of them; maxima, two a KV head.
+    zeroed = torch.empty(slots * sums + 6 + 8 * batch * kv_heads, dtype=torch.float32, device=device)
+    ledger = zeroed.data_ptr() + 4 * slots * sums
+    maxima = ledger + 4 * (6 + 6 * batch * kv_heads)
     dlse_strides = (0, 0, 0) if dlse is None else (dlse.stride(0), dlse.stride(2), dlse.stride(1))
     rows_args = RowsArgs(
-        *(x.data_ptr() for x in (out, dout, lse)),
+        *(x.data_ptr() for x in (out, dout, k, v, lse)),
         None if dlse is None else dlse.data_ptr(),
-        dq.data_ptr(),
-        *(STRIDES(*shared_strides(x, 3)) for x in (out, dout, dq)),
+        *(STRIDES(*shared_strides(x, 3)) for x in (out, dout, k, v)),
         STRIDES(*dlse_strides),
-        *(x.data_ptr() for x in (lse2, delta, sums)),
-        *(batch, heads, rows, head_dim, int(q.dtype == torch.bfloat16), factor if q is given else -factor),
+        *(lse2, delta, fixed[0] if fixed else None, maxima, zeroed.data_ptr()),
+        4 * zeroed.numel(),
+        *(batch, heads, kv_heads, rows, columns, head_dim, int(q.dtype == torch.bfloat16)),
     )
     mask_of_call, kept = mask_args(mask, rows, columns, preparation)
     args = BackwardArgs(
-        *(x.data_ptr() for x in (q, k, v, dout, dk, dv)),
-        *(STRIDES(*shared_strides(x, 3)) for x in (q, k, v, dout, dk, dv)),
+        *(x.data_ptr() for x in (q, k, v, dout, dq, dk, dv)),
+        *(STRIDES(*shared_strides(x, 3)) for x in (q, k, v, dout, dq, dk, dv)),
         mask_of_call,
-        *(x.data_ptr() for x in (lse2, delta, sums)),
+        *(lse2, delta, fixed[0] if fixed else None, zeroed.data_ptr(), ledger),
         None,
-        *(batch, heads, kv_heads, int(q.dtype == torch.bfloat16), factor),
-        torch.cuda.get_device_properties(device).multi_processor_count,
+        *(batch, heads, kv_heads, int(q.dtype == torch.bfloat16), factor, factor if q is given else -factor),
+        *(slots, torch.cuda.get_device_properties(device).multi_processor_count),
     )
     with on_device(device):
         stream = raw_stream(device.index)
         args.work, graph_memory = counters(device, stream, 2)
-        by_rows = function("backward_rows", "fm3_backward_rows", "pip")
-        check(by_rows(ctypes.byref(rows_args), 1, stream), "preparing the backward pass")
+        by_rows = function("backward_rows", "fm3_backward_rows", "pp")
+        check(by_rows(ctypes.byref(rows_args), stream), "preparing the backward pass")
         kernel = function(f"backward_d{head_dim}", "fm3_backward", "pp")
         check(kernel(ctypes.byref(args), stream), "the backward kernel")
-        check(by_rows(ctypes.byref(rows_args), 0, stream), "finishing the backward pass")
     del kept, graph_memory
     return (dq.zero_(), dk.zero_(), dv) if abs(scale) < SMALLEST_SCALE else (dq, dk, dv)
+
+
+def sums_in_turn(sums: int, kv_heads: int) -> int:
+    """How many KV heads, of so many sums each, have room for theirs at a time.
+
+    Enough that one column tile that many rows see does not keep all others waiting, and not more than 192 MiB where four KV
+    heads need less.
+    """
+    return min(kv_heads, 64, max(4, SUMS_BYTES // (4 * sums)))

@@ -89,12 +89,13 @@ def _backward(
     need_k: bool,
     need_v: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if _is_on_hopper(q, implementation) and q.shape[3] in hopper_backward.HEAD_DIMS and not deterministic:
+    if _is_on_hopper(q, implementation) and q.shape[3] in hopper_backward.HEAD_DIMS:
         found = hopper_backward.backward(
             *(dout, dlse, q, k, v, out, lse),
             hopper.MaskTensors(lts, lte, uts, ute, block_mask, causal),
             scale,
             None if bounds is None or order is None else hopper.Preparation(bounds, order),
+            deterministic,
         )
         needs = (need_q, need_k, need_v)
         wanted = [x if need else x.new_empty(0) for x, need in zip(found, needs, strict=True)]

@@ -1,8 +1,9 @@
-// The light roles of the backward kernel: loading, saying what is hidden, adding to the sums of dQ.
+// Two light roles of the backward kernel: loading, and saying what is hidden.
 #pragma once
 
 #include "backward_args.h"
 #include "backward_shape.cuh"
+#include "backward_sums.cuh"
 
 namespace fm3 {
 
@@ -13,21 +14,21 @@ struct BackwardLoadRole {
     const Fm3BackwardArgs& args;
     const typename F::Maps& maps;
     Shared& shared;
-    typename F::Work work{};
     ptx::Ring<F::kQueryStages> query{};
-    int items = 0, heads = 0, steps = 0;  // stages and parities of two follow from these
+    int items = 0, steps = 0;  // stages and parities of two follow from these
 
+    __device__ __forceinline__ const BackwardWork& work() const { return shared.found.work; }
     __device__ __forceinline__ bool leads() const { return threadIdx.x % 32 == 0; }
 
     // The query tiles of a head that the item meets.
     __device__ __forceinline__ void find_runs(int head) {
         BlockBounds b{args.mask.rows, args.mask.rows, 0, 0, args.mask.rows, args.mask.rows, 0, 0};
         if (args.mask.bounds != nullptr) {
-            const int64_t mask = prepared_index(args.mask, work.item, head / (args.heads / args.mask.heads));
+            const int64_t mask = prepared_index(args.mask, work().item, head / (args.heads / args.mask.heads));
             const int4* bounds = reinterpret_cast<const int4*>(args.mask.bounds) + mask * ceil_div(args.mask.columns, kBlock) * 6;
-            b = load_bounds(bounds + 2 * bounds_of<F::kN>(work.column_tile));
+            b = load_bounds(bounds + 2 * bounds_of<F::kN>(work().column_tile));
         }
-        const int64_t begin = int64_t(work.column_tile) * F::kN;
+        const int64_t begin = int64_t(work().column_tile) * F::kN;
         __syncwarp();
         if (leads()) shared.found.runs = RowRuns<F::kM>(args.mask, b, begin, begin + F::kN);
         __syncwarp();
@@ -35,20 +36,25 @@ struct BackwardLoadRole {
 
     __device__ __forceinline__ bool kept(int head, int row_tile) const {
         if (args.mask.block_mask == nullptr) return true;
+        int columns = args.mask.columns;
+        asm volatile("" : "+r"(columns));  // opaque, as below
         const int mask_head = head / (args.heads / args.mask.heads);
-        const int bytes = (ceil_div(args.mask.columns, kBlock) + 7) / 8;
-        const uint8_t* row = args.mask.block_mask + work.item * args.mask.block_strides[0] + mask_head * args.mask.block_strides[1];
-        return (row[int64_t(row_tile * F::kM / kBlock) * bytes + work.column_tile / 8] >> (work.column_tile % 8)) & 1;
+        const int bytes = (ceil_div(columns, kBlock) + 7) / 8, block = work().column_tile / (kBlock / F::kN);
+        const uint8_t* row = args.mask.block_mask + work().item * args.mask.block_strides[0] + mask_head * args.mask.block_strides[1];
+        return (row[int64_t(row_tile * F::kM / kBlock) * bytes + block / 8] >> (block % 8)) & 1;
     }
 
     // Asks for what is hidden of the item's keys from a query head; a negative one: the end.
     __device__ __forceinline__ void ask_hidden(int head) {
+        const int heads = shared.found.heads;
         ptx::wait(&shared.hidden_empty[heads & 1], heads >> 1 & 1 ^ 1);
+        __syncwarp();
         if (leads()) {
-            shared.asked[heads & 1] = {work.item, head, work.column_tile};
+            shared.asked[heads & 1] = {work().item, head, work().column_tile};
             ptx::arrive(&shared.hidden_asked[heads & 1]);
+            shared.found.heads = heads + 1;
         }
-        ++heads;
+        __syncwarp();
     }
 
     // The item's values and keys; they become free in this order.
@@ -56,42 +62,46 @@ struct BackwardLoadRole {
         ptx::wait(&shared.v_empty, items & 1 ^ 1);
         if (leads()) {
             ptx::arrive_expecting(&shared.v_full, F::kKeyBytes);
-            ptx::tma_load(shared.v, &maps.v, &shared.v_full, work.column_tile * F::kN, work.head, work.item, ptx::kEvictFirst);
+            ptx::tma_load(shared.v, &maps.v, &shared.v_full, work().column_tile * F::kN, work().head, work().item, ptx::kEvictFirst);
         }
     }
 
     __device__ __forceinline__ void load_keys() {
         ptx::wait(&shared.k_empty, items & 1 ^ 1);
         if (leads()) {
-            shared.work[items & 1] = work;
+            shared.work[items & 1] = work();
             ptx::arrive_expecting(&shared.k_full, F::kKeyBytes);
-            ptx::tma_load(shared.k, &maps.k, &shared.k_full, work.column_tile * F::kN, work.head, work.item, ptx::kEvictFirst);
+            ptx::tma_load(shared.k, &maps.k, &shared.k_full, work().column_tile * F::kN, work().head, work().item, ptx::kEvictFirst);
         }
-        ++items;
     }
 
     // Loads the tile found last.
     __device__ __forceinline__ void load_rows(int more_flags) {
-        const unsigned tile = shared.found.tile;
-        const int64_t rows = int64_t(tile) * F::kM;
         const int row_tile = shared.found.row_tile, head = shared.found.head;
+        int all_rows = args.mask.rows, kv_heads = args.kv_heads;
+        // Opaque: what follows from them would be kept in registers over all tiles.
+        asm volatile("" : "+r"(all_rows), "+r"(kv_heads));
+        const int row_tiles = ceil_div(all_rows, kRowPadding) * (kRowPadding / F::kM), group = args.heads / kv_heads;
+        const int64_t rows = ((int64_t(work().item) * args.heads + head) * row_tiles + row_tile) * F::kM;
         constexpr int kBytes = F::kM * int(sizeof(float));
         const int at = query.stage, grads = steps & 1;
         ptx::wait(&shared.q_empty[at], query.parity ^ 1);
         if (leads()) {
             shared.row_tile[at] = row_tile;
-            shared.flags[at] = shared.found.flags | more_flags;
-            shared.tile[at] = tile;
+            shared.flags[at] = shared.found.flags | more_flags | (items & 1 ? kOddItem : 0);
+            shared.sums_head[steps & 3] = work().counted_head;
+            shared.sums_tile[steps & 3] = unsigned(shared.found.slot * group + head % group) * row_tiles + row_tile;
             ptx::arrive_expecting(&shared.q_full[at], F::kRowBytes + kBytes);
-            ptx::tma_load(shared.q[at], &maps.q, &shared.q_full[at], row_tile * F::kM, head, work.item, ptx::kEvictLast);
+            ptx::tma_load(shared.q[at], &maps.q, &shared.q_full[at], row_tile * F::kM, head, work().item, ptx::kEvictLast);
             ptx::bulk_load(shared.lse2[at], args.lse2 + rows, kBytes, &shared.q_full[at]);
         }
         if (shared.found.first) load_values();
         ptx::wait(&shared.dout_empty[grads], steps >> 1 & 1 ^ 1);
         if (leads()) {
-            ptx::arrive_expecting(&shared.dout_full[grads], F::kRowBytes + kBytes);
-            ptx::tma_load(shared.dout[grads], &maps.dout, &shared.dout_full[grads], row_tile * F::kM, head, work.item, ptx::kEvictLast);
+            ptx::arrive_expecting(&shared.dout_full[grads], F::kRowBytes + kBytes * (F::kFixed ? 2 : 1));
+            ptx::tma_load(shared.dout[grads], &maps.dout, &shared.dout_full[grads], row_tile * F::kM, head, work().item, ptx::kEvictLast);
             ptx::bulk_load(shared.delta[grads], args.delta + rows, kBytes, &shared.dout_full[grads]);
+            if constexpr (F::kFixed) ptx::bulk_load(shared.fixed[steps & 3], args.fixed + rows, kBytes, &shared.dout_full[grads]);
         }
         if (shared.found.first) load_keys();
         query.advance();
@@ -102,7 +112,7 @@ struct BackwardLoadRole {
     __device__ __forceinline__ void say(int flags) {
         ptx::wait(&shared.q_empty[query.stage], query.parity ^ 1);
         if (leads()) {
-            shared.flags[query.stage] = flags;
+            shared.flags[query.stage] = flags | (items & 1 ? kOddItem : 0);
             ptx::arrive(&shared.q_full[query.stage]);
         }
         query.advance();
@@ -116,8 +126,8 @@ struct BackwardLoadRole {
 
     // All query tiles of the item; a tile is loaded when the next one is known, or that there is none.
     __device__ __forceinline__ void load_item() {
-        const int group = args.heads / args.kv_heads, end = (work.head + 1) * group;
-        int head = work.head * group, row_tile = 0;
+        const int group = args.heads / args.kv_heads, end = (work().head + 1) * group;
+        int head = work().head * group, row_tile = 0;
         bool fresh = true, any = false;  // no tile of this head yet; one of any head
         find_runs(head);
 #pragma unroll 1
@@ -130,24 +140,27 @@ struct BackwardLoadRole {
                     find_runs(head);
                     row_tile = -1, fresh = true;
                 } else {
+                    fresh = true;
                     break;
                 }
             }
-            if (any) load_rows(head == end ? kEndsItem : 0);
+            if (any) load_rows((head == end ? kEndsItem : 0) | (fresh ? kEndsHead : 0));
             if (head == end) break;
             if (fresh) ask_hidden(head);
             if (leads()) {
-                shared.found.tile = (unsigned(work.item) * args.heads + head) * ceil_div(args.mask.rows, F::kM) + row_tile;
                 shared.found.head = head;
                 shared.found.row_tile = row_tile;
                 shared.found.first = !any;
-                shared.found.flags = (shared.found.runs.is_partial(row_tile) ? kCut : 0) | (fresh ? kNewHead : 0);
+                const int hidden = shared.found.heads - 1;
+                shared.found.flags = (shared.found.runs.is_partial(row_tile) ? kCut : 0) | (fresh ? kNewHead : 0) |
+                                     (hidden & 1 ? kHiddenStage : 0) | (hidden & 2 ? kHiddenParity : 0);
             }
             __syncwarp();
             fresh = false, any = true;
             ++row_tile;
         }
         if (!any) {
+            if (leads()) count_added<F>(args, work().counted_head, F::kAdders);
             say(kNoRows | kEndsItem);
             load_values();
             load_keys();
@@ -155,12 +168,20 @@ struct BackwardLoadRole {
     }
 
     __device__ void run() {
+        if (leads()) shared.found.heads = 0;
+        __syncwarp();
         const int column_tiles = ceil_div(args.mask.columns, F::kN);
         const unsigned total = unsigned(column_tiles) * args.kv_heads * args.batch;
         for (unsigned index = take(); index < total; index = take()) {
             // Column tiles of one head one after another: neighbours in time read the same queries and add to the same sums.
-            work = {int(index / column_tiles / args.kv_heads), int(index / column_tiles % args.kv_heads), int(index % column_tiles)};
+            const int head = int(index / column_tiles), column_tile = int(index % column_tiles);
+            if (leads()) {
+                shared.found.work = {head / args.kv_heads, head % args.kv_heads, column_tile, head};
+                shared.found.slot = slot_of(args, head, column_tile == 0);
+            }
+            __syncwarp();
             load_item();
+            ++items;
         }
         say(kNoWork);
         ask_hidden(-1);
@@ -171,51 +192,31 @@ struct BackwardLoadRole {
     }
 };
 
-// One warp: what is hidden of the keys of an item from a query head.
+// What is hidden of the keys of an item from a query head. Of a warp that has other things to do as well.
 template <typename F>
 struct HiddenRole {
     using Shared = typename F::Shared;
     const Fm3BackwardArgs& args;
     Shared& shared;
+    int heads = 0;
 
-    __device__ void run() {
+    // The next question, if there is one; false if there are no more.
+    __device__ __forceinline__ bool serve() {
         const Fm3Mask& m = args.mask;
-        for (int heads = 0;; ++heads) {
-            const int stage = heads & 1;
-            ptx::wait(&shared.hidden_asked[stage], heads >> 1 & 1);
-            const auto asked = shared.asked[stage];
-            if (asked.head < 0) return;
-            const int64_t base = asked.item * m.vector_strides[0] + asked.head / (args.heads / m.heads) * m.vector_strides[1];
+        const int stage = heads & 1;
+        if (!__all_sync(~0u, ptx::has_ended(&shared.hidden_asked[stage], heads >> 1 & 1))) return true;
+        ++heads;
+        const auto asked = shared.asked[stage];
+        if (asked.head < 0) return false;
+        const int64_t base = asked.item * m.vector_strides[0] + asked.head / (args.heads / m.heads) * m.vector_strides[1];
 #pragma unroll
-            for (int i = 0; i < F::kN / 32; ++i) {
-                const int key = 32 * i + threadIdx.x % 32;
-                shared.hidden[stage][key] = hidden_rows(m, base, asked.column_tile * F::kN + key);
-            }
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) ptx::arrive(&shared.hidden_full[stage]);
+        for (int i = 0; i < F::kN / 32; ++i) {
+            const int key = 32 * i + threadIdx.x % 32;
+            shared.hidden[stage][key] = hidden_rows(m, base, asked.column_tile * F::kN + key);
         }
-    }
-};
-
-// One thread a warpgroup: adds every part of dQ that it has put down to the sums in global memory.
-template <typename F>
-struct SumRole {
-    using Shared = typename F::Shared;
-    const Fm3BackwardArgs& args;
-    Shared& shared;
-    int warpgroup;
-
-    __device__ void run() {
-        for (int parity = 0;; parity ^= 1) {
-            ptx::wait(&shared.dq_full[warpgroup], parity);
-            const int64_t to = shared.sums[warpgroup];
-            if (to < 0) break;
-            ptx::bulk_add(args.dq_sums + to, shared.dq[warpgroup], F::kSumBytes);
-            ptx::store_commit();
-            ptx::store_wait_read();
-            ptx::arrive(&shared.dq_empty[warpgroup]);
-        }
-        ptx::bulk_wait();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) ptx::arrive(&shared.hidden_full[stage]);
+        return true;
     }
 };
 

@@ -8,8 +8,10 @@
 
 #include "backward_args.h"
 #include "backward_shape.cuh"
+#include "backward_sums.cuh"
 #include "fragments.cuh"
 #include "hidden_bits.cuh"
+#include "ptx/sync.cuh"
 #include "ptx/wgmma.cuh"
 #include "softmax.cuh"
 
@@ -26,29 +28,19 @@ struct BackwardMultiplyRole {
     int warpgroup;
     float scale_log2;
     ptx::Ring<F::kQueryStages> query{};
-    int heads = -1, items = 0, steps = 0;  // stages and parities of two follow from these
+    int steps = 0;  // stages and parities of two and four follow from it
 
     struct State {
         float dk[kD / 2], dv[kD / 2];
     };
 
-    // The stage of what is hidden moves on with the query heads.
-    __device__ __forceinline__ void next_hidden() {
-        if (heads >= 0) {
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) ptx::arrive(&shared.hidden_empty[heads & 1]);
-        }
-        ++heads;
-        ptx::wait(&shared.hidden_full[heads & 1], heads >> 1 & 1);
-    }
-
     // Hides elements of a query tile: bit 8j + 2*(lane%4) + e of a key's 64 bits is its element (j, e).
-    __device__ __forceinline__ void hide(float (&s)[kM / 2], int row_tile) const {
+    __device__ __forceinline__ void hide(float (&s)[kM / 2], int row_tile, int stage) const {
         const int r0 = row_tile * kM, shift = threadIdx.x % 4 * 2;
         const int key = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const HiddenRows rows = shared.hidden[heads & 1][key + 8 * h];
+            const HiddenRows rows = shared.hidden[stage][key + 8 * h];
 #pragma unroll
             for (int word = 0; word < kM / 32; ++word) {
                 const uint32_t bits = word_of(rows, r0 + 32 * word) >> shift;
@@ -114,41 +106,57 @@ struct BackwardMultiplyRole {
         }
     }
 
-    // A part of dQ goes to the adding thread in the order of the registers, 16 bytes a thread at a time.
-    __device__ __forceinline__ void hand_over(const float (&dq)[kSum / 2], int of, unsigned tile) {
+    // A part of dQ goes to the adding thread as a warp's rows, 16 bytes a thread at a time in the order of its registers.
+    __device__ __forceinline__ void hand_over(float (&dq)[kSum / 2], int of, bool ends) {
         const int thread = threadIdx.x % 128;
-        ptx::wait(&shared.dq_empty[warpgroup], of & 1 ^ 1);
-        float4* parts = reinterpret_cast<float4*>(shared.dq[warpgroup]);
+        if constexpr (F::kFixed) {
+            const float* factor = shared.fixed[of & 3] + thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
-        for (int i = 0; i < kSum / 8; ++i) parts[i * 128 + thread] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
-        if (thread == 0) shared.sums[warpgroup] = (int64_t(tile) * kD + warpgroup * kSum) * kM;
+            for (int i = 0; i < kSum / 2; ++i) dq[i] = __int_as_float(__float2int_rn(dq[i] * factor[i / 2 % 2 * 8]));
+        }
+        ptx::wait(&shared.dq_empty[warpgroup], of & 1 ^ 1);
+        float4* parts = reinterpret_cast<float4*>(shared.dq[warpgroup]) + thread / 32 * (4 * kSum) + thread % 32;
+#pragma unroll
+        for (int i = 0; i < kSum / 8; ++i) parts[i * 32] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
+        if (thread == 0) shared.sums[warpgroup] = {(int64_t(shared.sums_tile[of & 3]) * kD + warpgroup * kSum) * kM, shared.sums_head[of & 3], ends};
         ptx::fence_async_proxy();
         __syncwarp();
         if (thread % 32 == 0) ptx::arrive(&shared.dq_full[warpgroup]);
     }
 
-    // A gradient leaves through `tile`, 64 rows of this warpgroup; every warp stores its 16.
-    __device__ __forceinline__ void store(const float (&x)[kD / 2], float factor, T* tile, const CUtensorMap* map, const typename F::Work& work) const {
-        int thread = threadIdx.x % 128;
+    // A gradient of the item's keys, 64 rows of this warpgroup, straight to memory: there is no buffer that it would not wait for.
+    __device__ __forceinline__ void store(const float (&x)[kD / 2], float factor, void* gradient, const int64_t (&strides)[3], const BackwardWork& work) const {
+        int thread = threadIdx.x - 128;  // of both warpgroups
         asm volatile("" : "+r"(thread));  // opaque: addresses kept over the loop would spill
-        const int warp = thread / 32, lane = thread % 32, part = lane / 8, first = 16 * warp;
-        store_rows(x, {factor, factor}, tile, 64, first + 8 * (part % 2) + lane % 8, part);
-        ptx::fence_async_proxy();
-        __syncwarp();
-        if (lane == 0) {
-#pragma unroll 1
-            for (int chunk = 0; chunk < F::kChunks; ++chunk) {
-                ptx::tma_store(
-                    map, tile + chunk * 64 * 64 + first * 64, work.column_tile * kN + warpgroup * 64 + first, chunk, work.head, work.item);
+        const int lane = thread % 32, row = work.column_tile * kN + thread / 32 * 16 + lane / 4;
+        T* to = static_cast<T*>(gradient) + work.item * strides[0] + row * strides[1] + work.head * strides[2] + lane % 4 * 8;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int i = 0; i < kD / 8; i += 4) {
+                const auto pair = [&](int j) { return ptx::packed(x[4 * j + 2 * h] * factor, x[4 * j + 2 * h + 1] * factor, T{}); };
+                const uint4 eight = exchanged(pair(i), pair(i + 1), pair(i + 2), pair(i + 3));
+                // Not a branch: the compiler would think the warp divided from here on, and keep what is uniform in every lane.
+                asm volatile("{.reg .pred there; setp.ne.s32 there, %5, 0; @there st.global.v4.b32 [%0], {%1, %2, %3, %4};}" ::"l"(to + 8 * h * strides[1] + 8 * i),
+                             "r"(eight.x), "r"(eight.y), "r"(eight.z), "r"(eight.w), "r"(int(row + 8 * h < args.mask.columns))
+                             : "memory");
             }
-            ptx::store_commit();
         }
     }
 
     __device__ __forceinline__ bool leads() const { return threadIdx.x % 128 == 0; }
 
-    // The gradients of the item before have left the buffers of dS and dQ.
-    __device__ __forceinline__ void wait_for_staging() { ptx::wait(&shared.staged, items & 1 ^ 1); }
+    // Of the item.
+    static __device__ __forceinline__ int parity(int flags) { return flags & kOddItem ? 1 : 0; }
+
+    // The second warpgroup starts an item when the first has its dS, so that from then on one multiplies while the other does
+    // arithmetic.
+    __device__ __forceinline__ void let_follow() {
+        if (warpgroup == 0) {
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) ptx::arrive(&shared.ahead);
+        }
+    }
 
     __device__ __forceinline__ void release_queries() {
         __syncwarp();
@@ -161,13 +169,28 @@ struct BackwardMultiplyRole {
     __device__ __forceinline__ void make_operands(uint32_t (&p)[kM / 16][4], uint32_t (&ds)[kM / 16][4], int flags) {
         const int at = query.stage, second = steps & 1, lane = threadIdx.x % 32;
         float s[kM / 2], dp[kM / 2];
-        multiply_transposed(s, shared.k, shared.q[at]);
-        ptx::wait(&shared.dout_full[second], steps >> 1 & 1);
-        multiply_transposed(dp, shared.v, shared.dout[second]);
-        if (flags & kNewHead) next_hidden();
-        ptx::wgmma_wait<1>();
+        if constexpr (kFirst) {
+            if (warpgroup == 1) ptx::wait(&shared.ahead, parity(flags));
+            // The item's values come before its keys.
+            ptx::wait(&shared.v_full, parity(flags));
+            ptx::wait(&shared.dout_full[second], steps >> 1 & 1);
+            multiply_transposed(dp, shared.v, shared.dout[second]);
+            ptx::wait(&shared.k_full, parity(flags));
+            multiply_transposed(s, shared.k, shared.q[at]);
+        } else {
+            multiply_transposed(s, shared.k, shared.q[at]);
+            ptx::wait(&shared.dout_full[second], steps >> 1 & 1);
+            multiply_transposed(dp, shared.v, shared.dout[second]);
+        }
+        const int hidden = flags & kHiddenStage ? 1 : 0;
+        if (flags & kNewHead) ptx::wait(&shared.hidden_full[hidden], flags & kHiddenParity ? 1 : 0);
+        ptx::wgmma_wait<kFirst ? 0 : 1>();
         ptx::hold(s);
-        if (flags & kCut) hide(s, shared.row_tile[at]);
+        if (flags & kCut) hide(s, shared.row_tile[at], hidden);
+        if (flags & kEndsHead) {
+            __syncwarp();
+            if (lane == 0) ptx::arrive(&shared.hidden_empty[hidden]);
+        }
         const float4* lse2 = reinterpret_cast<const float4*>(shared.lse2[at]) + lane % 4;
         const float4* delta = reinterpret_cast<const float4*>(shared.delta[second]) + lane % 4;
 #pragma unroll
@@ -195,7 +218,7 @@ struct BackwardMultiplyRole {
             }
         }
         ptx::wait(&shared.ds_empty[second], steps >> 1 & 1 ^ 1);
-        if constexpr (kFirst) wait_for_staging();
+        if constexpr (kFirst) let_follow();
         store_ds(ds, shared.ds[second]);
         ptx::fence_async_proxy();
         __syncwarp();
@@ -208,15 +231,15 @@ struct BackwardMultiplyRole {
         multiply_ds(dq, shared.ds[of & 1]);
     }
 
-    __device__ __forceinline__ void finish_sums(const float (&dq)[kSum / 2], int of, unsigned tile) {
+    __device__ __forceinline__ void finish_sums(float (&dq)[kSum / 2], int of, bool ends) {
         if (leads()) ptx::arrive(&shared.ds_empty[of & 1]);
-        hand_over(dq, of, tile);
+        hand_over(dq, of, ends);
     }
 
     // One query tile. dQ is that of the tile before: by then the other warpgroup has its part of dS ready, so that the two never
     // wait for each other as long as they are less than a step apart, and one multiplies while the other does arithmetic.
     template <bool kFirst>
-    __device__ __forceinline__ unsigned step(State& x, int flags, unsigned tile_before) {
+    __device__ __forceinline__ void step(State& x, int flags) {
         uint32_t p[kM / 16][4], ds[kM / 16][4];
         make_operands<kFirst>(p, ds, flags);
         const int second = steps & 1;
@@ -227,33 +250,37 @@ struct BackwardMultiplyRole {
         if constexpr (!kFirst) {
             ptx::wgmma_wait<2>();
             ptx::hold(dq);
-            finish_sums(dq, steps - 1, tile_before);
+            finish_sums(dq, steps - 1, false);
         }
         ptx::wgmma_wait<0>();
         ptx::hold(x.dv);
         ptx::hold(x.dk);
         if (leads()) ptx::arrive(&shared.dout_empty[second]);
-        const unsigned tile = shared.tile[query.stage];
         release_queries();
         ++steps;
-        return tile;
     }
 
+    // All query tiles of an item.
     __device__ __forceinline__ void run_item(State& x, int flags) {
-        unsigned tile = step<true>(x, flags, 0);
+        step<true>(x, flags);
         asm volatile("" : "+r"(warpgroup));  // opaque: addresses kept from the first step for the loop would spill
 #pragma unroll 1
         while (!(flags & kEndsItem)) {
             ptx::wait(&shared.q_full[query.stage], query.parity);
             flags = shared.flags[query.stage];
-            tile = step<false>(x, flags, tile);
+            step<false>(x, flags);
         }
+        // While the other warpgroup makes the last dS.
+        const BackwardWork& work = shared.work[parity(flags)];
+        store(x.dv, 1.f, args.dv, args.dv_strides, work);
         float dq[kSum / 2];
         queue_sums(dq, steps - 1);
         ptx::wgmma_wait<0>();
         ptx::hold(dq);
         if (leads()) ptx::arrive(&shared.k_empty);
-        finish_sums(dq, steps - 1, tile);
+        finish_sums(dq, steps - 1, true);
+        // While the next keys are on their way.
+        store(x.dk, args.scale, args.dk, args.dk_strides, work);
     }
 
     __device__ void run() {
@@ -262,18 +289,15 @@ struct BackwardMultiplyRole {
             ptx::wait(&shared.q_full[query.stage], query.parity);
             const int flags = shared.flags[query.stage];
             if (flags & kNoWork) break;
-            ptx::wait(&shared.k_full, items & 1);
-            ptx::wait(&shared.v_full, items & 1);
-            const auto& work = shared.work[items & 1];
-            if (threadIdx.x % 32 == 0) {
-                ptx::store_wait_read();
-                ptx::arrive(&shared.staged);
-            }
-            ++items;
 #pragma unroll
             for (int i = 0; i < kD / 2; ++i) x.dk[i] = x.dv[i] = 0.f;
             if (flags & kNoRows) {
-                wait_for_staging();
+                ptx::wait(&shared.v_full, parity(flags));
+                ptx::wait(&shared.k_full, parity(flags));
+                const BackwardWork& work = shared.work[parity(flags)];
+                store(x.dv, 1.f, args.dv, args.dv_strides, work);
+                store(x.dk, 1.f, args.dk, args.dk_strides, work);
+                let_follow();
                 if (leads()) {
                     ptx::arrive(&shared.v_empty);
                     ptx::arrive(&shared.k_empty);
@@ -282,16 +306,9 @@ struct BackwardMultiplyRole {
             } else {
                 run_item(x, flags);
             }
-            // Both warpgroups have multiplied with the dS in the buffer that dV leaves through.
-            const int next = steps + (steps + warpgroup) % 2;  // the step that would use it
-            ptx::wait(&shared.ds_empty[warpgroup], next >> 1 & 1 ^ 1);
-            store(x.dv, 1.f, shared.ds[warpgroup], &maps.dv, work);
-            ptx::wait(&shared.dq_empty[warpgroup], steps & 1 ^ 1);
-            store(x.dk, args.scale, reinterpret_cast<T*>(shared.dq[warpgroup]), &maps.dk, work);
         }
-        if (threadIdx.x % 32 == 0) ptx::store_wait_read();
         ptx::wait(&shared.dq_empty[warpgroup], steps & 1 ^ 1);
-        if (leads()) shared.sums[warpgroup] = -1;
+        if (leads()) shared.sums[warpgroup].to = -1;
         __syncwarp();
         if (threadIdx.x % 32 == 0) ptx::arrive(&shared.dq_full[warpgroup]);
     }

@@ -1,4 +1,4 @@
-// Accumulators of wgmma as they go on: packed to an A operand, or as 16 rows of a warp into a swizzled tile.
+// Accumulators of wgmma as they go on: packed to an A operand, as 16 rows of a warp into a swizzled tile, or to memory.
 #pragma once
 
 #include "ptx/wgmma.cuh"
@@ -34,6 +34,20 @@ __device__ __forceinline__ void store_rows(const float (&x)[kCount], const float
                      "r"(out[1]), "r"(out[2]), "r"(out[3])
                      : "memory");
     }
+}
+
+// The four lanes of a quad exchange what they hold of 4 groups of 8 columns: afterwards lane l of it has the eight numbers of
+// group l, so that a quad stores 64 bytes of a row side by side.
+__device__ __forceinline__ uint4 exchanged(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
+    const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+    const uint32_t y0 = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), y1 = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
+    if (odd) {
+        x0 = y0, x2 = y1;
+    } else {
+        x1 = y0, x3 = y1;
+    }
+    const uint32_t z0 = __shfl_xor_sync(~0u, upper ? x0 : x2, 2), z1 = __shfl_xor_sync(~0u, upper ? x1 : x3, 2);
+    return upper ? uint4{z0, z1, x2, x3} : uint4{x0, x1, z0, z1};
 }
 
 }  // namespace fm3

@@ -1,14 +1,16 @@
 // Host side of the backward kernel: tensor maps, launch, error codes.
 #pragma once
 
+#include <type_traits>
+
 #include "backward.cuh"
 #include "tensor_map.h"
 
 namespace fm3 {
 
-template <int kHeadDim, typename T>
+template <int kHeadDim, typename T, bool kFixed>
 cudaError_t launch_backward(const Fm3BackwardArgs& args, cudaStream_t stream) {
-    using F = Backward<kHeadDim, T>;
+    using F = std::conditional_t<kHeadDim == 256, BackwardWide<T, kFixed>, Backward<kHeadDim, T, kFixed>>;
     const bool bf16 = args.bf16 != 0;
     cudaError_t error = cudaSuccess;
     const auto make = [&](CUtensorMap* map, const void* data, const int64_t (&strides)[3], int rows, int heads, int box_rows, int chunks) {
@@ -26,13 +28,21 @@ cudaError_t launch_backward(const Fm3BackwardArgs& args, cudaStream_t stream) {
 
     constexpr int kBytes = int(sizeof(typename F::Shared)) + 1024;
     static_assert(kBytes <= 232448, "more than a block's shared memory");
-    const auto kernel = backward<kHeadDim, T>;
+    const auto kernel = backward<F, T>;
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
     const int64_t work = int64_t(ceil_div(args.mask.columns, F::kN)) * args.kv_heads * args.batch;
     const int blocks = int(work < args.multiprocessors ? work : args.multiprocessors);
     kernel<<<blocks, F::kThreads, kBytes, stream>>>(args, maps);
     return cudaGetLastError();
+}
+
+template <int kHeadDim>
+cudaError_t launch_backward(const Fm3BackwardArgs& args, cudaStream_t stream) {
+    if (args.fixed != nullptr) {
+        return args.bf16 ? launch_backward<kHeadDim, __nv_bfloat16, true>(args, stream) : launch_backward<kHeadDim, __half, true>(args, stream);
+    }
+    return args.bf16 ? launch_backward<kHeadDim, __nv_bfloat16, false>(args, stream) : launch_backward<kHeadDim, __half, false>(args, stream);
 }
 
 }  // namespace fm3

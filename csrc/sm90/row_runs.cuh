@@ -16,7 +16,7 @@ struct RowRuns {
     int cut_upper_from, cut_upper_to;       // touched by the upper interval of some column
     int below;                              // touched by the diagonal: those before this one
 
-    RowRuns() = default;  // as a place in shared memory
+    RowRuns() = default;
 
     __device__ __forceinline__ int starting_at(int64_t row) const {
         return int(min((row + kRows - 1) / kRows, int64_t(tiles)));

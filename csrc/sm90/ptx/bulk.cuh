@@ -20,6 +20,16 @@ __device__ __forceinline__ void bulk_add(float* to, const void* from, int bytes)
                  : "memory");
 }
 
+// The same of integers, whose sums do not depend on the order.
+__device__ __forceinline__ void bulk_add(int* to, const void* from, int bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.s32 [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
+}
+
+// fence_async_proxy (tma.cuh) of all memory, and in both directions.
+__device__ __forceinline__ void fence_async_proxy_everywhere() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
 // The memory of all committed groups may be written again, and what they wrote can be seen by everybody.
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 

@@ -42,6 +42,21 @@ __device__ __forceinline__ void wait(Barrier* barrier, int parity) {
         : "memory");
 }
 
+// Whether that phase has ended. Does not wait: try_wait may for longer than anybody would like, whatever it is told.
+__device__ __forceinline__ bool has_ended(Barrier* barrier, int parity) {
+    uint32_t ended;
+    asm volatile(
+        "{\n"
+        ".reg .pred ended;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 ended, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, ended;\n"
+        "}\n"
+        : "=r"(ended)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+    return ended != 0;
+}
+
 // Position in a ring of stages, with the parity that goes with it.
 template <int kStages>
 struct Ring {

@@ -1,0 +1,6 @@
+// Backward, head dim 256, both 16-bit types, sums of dQ in floats and in integers.
+#include "../launch_backward.cuh"
+
+extern "C" __attribute__((visibility("default"))) int fm3_backward(const Fm3BackwardArgs* args, void* stream) {
+    return int(fm3::launch_backward<256>(*args, static_cast<cudaStream_t>(stream)));
+}
