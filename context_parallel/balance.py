@@ -113,6 +113,8 @@ def judge(work: Work, placement: np.ndarray, ranks: int, ranks_per_node: int | N
 def missing_units(work: Work, group_of_chunk: np.ndarray, groups: int) -> np.ndarray:
     """bool ``[groups, units]``: a chunk of the group needs the unit and none of its chunks owns it."""
     needs = np.zeros((groups, work.grid.units), dtype=bool)
-    np.logical_or.at(needs, group_of_chunk, work.needs)
+    order = np.argsort(group_of_chunk, kind="stable")
+    there, starts = np.unique(group_of_chunk[order], return_index=True)
+    needs[there] = np.logical_or.reduceat(work.needs[order], starts, axis=0)
     needs[group_of_chunk[work.grid.chunk_of_unit()], np.arange(work.grid.units)] = False
     return needs

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from context_parallel.balance import Balance, balance, judge, missing_units
-from context_parallel.grid import Grid, check_ranks, require
+from context_parallel.balance import SLACK, Balance, balance, judge, missing_units
+from context_parallel.compiled import compiled_placement, compiled_work, why_not
+from context_parallel.grid import Grid, PlanError, check_ranks, require
 from context_parallel.transfers import Schedule, Transfer, schedule
 from context_parallel.work import Costs, Work, work_of
 from masks.column_mask import ColumnMask
@@ -141,6 +142,7 @@ def make_plan(
     unit: int | None = None,
     costs: Costs | None = None,
     placement: np.ndarray | None = None,
+    compiled: bool | None = None,
 ) -> Plan:
     """The plan of a mask, from nothing but the arguments.
 
@@ -154,14 +156,24 @@ def make_plan(
         unit: columns of a unit, a multiple of 128; None: 512 or the largest part of the chunk below.
         costs: predicted times; None: those measured on an H200.
         placement: int64 ``[chunks]``, a rank for each; None: balanced for this mask.
+        compiled: by the compiled planner, or by NumPy, to the same plan; None: compiled if this machine can.
 
     Raises:
-        PlanError: an argument outside its range, a mask with other columns than rows, a placement that does not fit.
+        PlanError: an argument outside its range, a mask with other columns than rows, a placement that does not fit,
+            ``compiled=True`` without a compiler.
     """
     nodes = check_ranks(ranks, ranks_per_node)
     require("stages", stages, 1)
     require("bytes_per_token", bytes_per_token, 1)
-    work = work_of(mask, Grid.of(mask.seqlen_q, ranks, chunk, unit), costs)
+    if compiled is None:
+        compiled = why_not() is None
+    elif compiled and (reason := why_not()) is not None:
+        raise PlanError(f"compiled is True, but there is no compiled planner: {reason}")
+    grid, costs = Grid.of(mask.seqlen_q, ranks, chunk, unit), costs or Costs()
+    # Block masks are looked at tile by tile, which NumPy does.
+    work = compiled_work(mask, grid, costs) if compiled and mask.block_mask is None else work_of(mask, grid, costs)
+    if placement is None and compiled:
+        placement = compiled_placement(work, ranks, ranks // nodes, SLACK)
     found = balance(work, ranks, ranks_per_node) if placement is None else judge(work, placement, ranks, ranks_per_node)
     owner = found.placement[work.grid.chunk_of_unit()]
     missing = missing_units(work, found.placement, ranks)

@@ -8,6 +8,7 @@ not need it itself. Stages are what a rank waits for at a time: first units of i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -38,12 +39,21 @@ class Schedule:
         stage: int64 ``[ranks, units]``: when the rank attends to the unit; 0 = its own, -1 = never.
         source: int64 ``[ranks, units]``: the rank that hands it over, the rank itself for its own and for what it takes from
             the network as a gateway; -1 where ``stage`` is.
-        transfers: by stage, network first, then source, then target.
+        moves: int64 ``[5, moves]``, one unit each: stage, whether over the network, source, target, unit; in any order.
     """
 
     stage: np.ndarray
     source: np.ndarray
-    transfers: tuple[Transfer, ...]
+    moves: np.ndarray
+
+    @cached_property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """The moves as messages: by stage, network first, then source, then target."""
+        stage, network, source, target, unit = self.moves
+        moves = self.moves[:, np.lexsort((unit, target, source, 1 - network, stage))]
+        cuts = np.flatnonzero((moves[:4, 1:] != moves[:4, :-1]).any(0)) + 1
+        groups = np.split(moves, cuts, axis=1) if moves.shape[1] else []
+        return tuple(Transfer(int(g[0, 0]), bool(g[1, 0]), int(g[2, 0]), int(g[3, 0]), tuple(g[4].tolist())) for g in groups)
 
 
 def schedule(missing: np.ndarray, owner: np.ndarray, ranks_per_node: int, stages: int) -> Schedule:
@@ -56,49 +66,45 @@ def schedule(missing: np.ndarray, owner: np.ndarray, ranks_per_node: int, stages
         stages: stages within a node, and as many again for what comes from other nodes.
     """
     ranks, units = missing.shape
-    ids = np.arange(ranks)
-    node, nodes = ids // ranks_per_node, ranks // ranks_per_node
-    local = node[:, None] == node[owner][None, :]
+    nodes, node_of_owner = ranks // ranks_per_node, owner // ranks_per_node
     stage = np.full((ranks, units), -1, dtype=np.int64)
     source = np.full((ranks, units), -1, dtype=np.int64)
     stage[owner, np.arange(units)], source[owner, np.arange(units)] = 0, owner
-    rows: list[np.ndarray] = []
 
-    for rank in range(ranks):
-        near = np.flatnonzero(missing[rank] & local[rank])
-        # Each rank begins with its next neighbour, so that not all read from rank 0 first.
-        near = near[np.lexsort((near, (owner[near] - rank) % ranks))]
-        stage[rank, near], source[rank, near] = _pieces(len(near), stages, 1), owner[near]
-        rows.append(_rows(stage[rank, near], False, owner[near], rank, near))
-    for place in range(nodes):
-        members = ids[node == place]
-        entering = missing[members].any(0) & (node[owner] != place)
-        for slot, gateway in enumerate(members.tolist()):
-            far = np.flatnonzero(entering & (owner % ranks_per_node == slot))
-            far = far[np.lexsort((far, (node[owner[far]] - place) % nodes))]
-            when = _pieces(len(far), stages, stages + 1)
-            rows.append(_rows(when, True, owner[far], gateway, far))
-            for rank in members.tolist():
-                wanted = missing[rank, far]
-                stage[rank, far[wanted]], source[rank, far[wanted]] = when[wanted], gateway
-                if rank != gateway:
-                    rows.append(_rows(when[wanted], False, gateway, rank, far[wanted]))
-    return Schedule(stage, source, _messages(np.concatenate(rows, axis=1)))
+    # Within a node. Each rank begins with its next neighbour, so that not all read from rank 0 first.
+    rank, unit = np.nonzero(missing & (np.arange(ranks)[:, None] // ranks_per_node == node_of_owner))
+    rank, unit, when = _in_pieces(rank, (owner[unit] - rank) % ranks, unit, stages)
+    stage[rank, unit], source[rank, unit] = 1 + when, owner[unit]
+    near = _moves(1 + when, False, owner[unit], rank, unit)
 
+    # Into a node, each unit once.
+    wanted = np.logical_or.reduceat(missing, np.arange(0, ranks, ranks_per_node), axis=0)
+    place, unit = np.nonzero(wanted & (node_of_owner != np.arange(nodes)[:, None]))
+    gateway = place * ranks_per_node + owner[unit] % ranks_per_node
+    gateway, unit, when = _in_pieces(gateway, (node_of_owner[unit] - place) % nodes, unit, stages)
+    when += 1 + stages
+    far = _moves(when, True, owner[unit], gateway, unit)
 
-def _pieces(count: int, pieces: int, first: int) -> np.ndarray:
-    """``count`` units in order cut into even pieces: the number of each one's piece, from ``first``."""
-    return first + np.arange(count, dtype=np.int64) * pieces // max(1, count)
+    # And on to those of its ranks that need it.
+    members = gateway[:, None] // ranks_per_node * ranks_per_node + np.arange(ranks_per_node)
+    at, slot = np.nonzero(missing[members, unit[:, None]])
+    rank, unit, when, gateway = members[at, slot], unit[at], when[at], gateway[at]
+    stage[rank, unit], source[rank, unit] = when, gateway
+    on = _moves(when, False, gateway, rank, unit)[:, rank != gateway]
+    return Schedule(stage, source, np.concatenate([near, far, on], axis=1))
 
 
-def _rows(*columns: np.ndarray | int) -> np.ndarray:
-    """int64 ``[5, messages]``: stage, network, source, target, unit."""
+def _in_pieces(
+    group: np.ndarray, distance: np.ndarray, unit: np.ndarray, pieces: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Groups, their units from near to far, and the even piece of its group, from 0, that each of them falls in."""
+    order = np.lexsort((unit, distance, group))
+    group, unit = group[order], unit[order]
+    counts = np.bincount(group)
+    place = np.arange(len(group)) - (counts.cumsum() - counts)[group]
+    return group, unit, place * pieces // counts[group]
+
+
+def _moves(*columns: np.ndarray | int) -> np.ndarray:
+    """int64 ``[5, moves]`` as in :class:`Schedule`."""
     return np.stack([np.broadcast_to(column, np.shape(columns[0])) for column in columns]).astype(np.int64)
-
-
-def _messages(rows: np.ndarray) -> tuple[Transfer, ...]:
-    stage, network, source, target, unit = rows
-    rows = rows[:, np.lexsort((unit, target, source, 1 - network, stage))]
-    cuts = np.flatnonzero((rows[:4, 1:] != rows[:4, :-1]).any(0)) + 1
-    groups = np.split(rows, cuts, axis=1) if rows.shape[1] else []
-    return tuple(Transfer(int(g[0, 0]), bool(g[1, 0]), int(g[2, 0]), int(g[3, 0]), tuple(g[4].tolist())) for g in groups)

@@ -81,7 +81,11 @@ def work_of(mask: ColumnMask, grid: Grid, costs: Costs | None = None) -> Work:
     classes = class_of_tiles(mask.to("cpu")).flatten(0, 1).numpy()
     down, across = grid.chunk // BLOCK, grid.unit // BLOCK
     full, partial = (sum(merged(head == kind, down, across) for head in classes) * needs for kind in (FULL, PARTIAL))
-    rows = np.array([end - start for start, end in map(grid.rows, range(grid.chunks))], dtype=np.int64)
-    row_tiles = (rows + BLOCK - 1) // BLOCK
-    tiles = (costs.full * full.sum(1) + costs.partial * partial.sum(1)) // max(1, len(classes))
-    return Work(grid, costs, needs, full, partial, tiles + costs.row_tile * row_tiles)
+    return Work(grid, costs, needs, full, partial, weights_of(full, partial, grid, costs, len(classes)))
+
+
+def weights_of(full: np.ndarray, partial: np.ndarray, grid: Grid, costs: Costs, heads: int) -> np.ndarray:
+    """Predicted time of every chunk, int64 ``[chunks]``, from its tiles over so many heads of all batch items."""
+    rows = np.minimum(grid.seqlen - np.arange(grid.chunks, dtype=np.int64) * grid.chunk, grid.chunk)
+    tiles = (costs.full * full.sum(1) + costs.partial * partial.sum(1)) // max(1, heads)
+    return tiles + costs.row_tile * ((rows + BLOCK - 1) // BLOCK)

@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -143,30 +143,52 @@ def build(name: str) -> Built:
         raise BuildError(f"no kernel instance {name!r}; allowed: {', '.join(instances())}")
     nvcc = find_nvcc()
     stem = f"{name}-{source_hash(name, nvcc)}"
-    folder = cache_folder()
-    library, table = folder / f"{stem}.so", folder / f"{stem}.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"{name}.lock").open("w") as lock:
-            # Several ranks may ask for the same kernel at once: one compiles, the others wait and find it.
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (library.exists() and table.exists()):
-                _compile(nvcc, source, library, table)
-    except OSError as error:
-        raise BuildError(f"cannot build into {folder}: {error.strerror or error}; FM3_CACHE names another folder") from error
+    table = cache_folder() / f"{stem}.json"
+
+    def gate(log: str) -> None:
+        resources = list(read_resources(log))
+        check_resources(name, log, resources)
+        table.write_text(json.dumps([asdict(entry) for entry in resources], indent=1) + "\n")
+
+    library = compiled_once(name, stem, [nvcc, *FLAGS, source], gate)
     return Built(name, library, tuple(Resources(**entry) for entry in json.loads(table.read_text())))
 
 
-def _compile(nvcc: Path, source: Path, library: Path, table: Path) -> None:
+def compiled_once(
+    name: str, stem: str, command: Sequence[str | Path], accept: Callable[[str], None] = lambda log: None
+) -> Path:
+    """The library ``stem`` of the cache, made by ``command`` and ``-o`` if it is not there.
+
+    Args:
+        name: whom a lock is for: several ranks may ask at once, one compiles, the others wait and find it.
+        stem: file name without suffix; says all that the library depends on.
+        command: the compiler with its arguments.
+        accept: given the compiler's output; raises BuildError to refuse the library.
+
+    Raises:
+        BuildError: a compile error, a refused library, a folder that cannot be written.
+    """
+    folder = cache_folder()
+    library = folder / f"{stem}.so"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not library.exists():
+                _compile(command, library, accept)
+    except OSError as error:
+        raise BuildError(f"cannot build into {folder}: {error.strerror or error}; FM3_CACHE names another folder") from error
+    return library
+
+
+def _compile(command: Sequence[str | Path], library: Path, accept: Callable[[str], None]) -> None:
     unfinished = library.with_suffix(f".{os.getpid()}.tmp")
     try:
-        done = subprocess.run([nvcc, *FLAGS, str(source), "-o", str(unfinished)], capture_output=True, text=True)
+        done = subprocess.run([*command, "-o", unfinished], capture_output=True, text=True)
         log = done.stdout + done.stderr
         if done.returncode != 0:
-            raise BuildError(f"nvcc failed on {source.name}:\n{log.strip()[-4000:]}")
-        resources = list(read_resources(log))
-        check_resources(source.stem, log, resources)
-        table.write_text(json.dumps([asdict(entry) for entry in resources], indent=1) + "\n")
+            raise BuildError(f"{Path(command[0]).name} failed on {Path(command[-1]).name}:\n{log.strip()[-4000:]}")
+        accept(log)
         unfinished.replace(library)
     finally:
         unfinished.unlink(missing_ok=True)

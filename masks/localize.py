@@ -70,7 +70,8 @@ def localize(
     local_k = sum(end - start + padding for (start, end), padding in runs)
 
     flat = mask.without_causal_flag()
-    vectors = {name: _local(_take(getattr(flat, name), runs), rows, mask.seqlen_q) for name in flat.vectors}
+    below = _owned_below(rows, mask.seqlen_q, mask.device)
+    vectors = {name: _local(_take(getattr(flat, name), runs), below) for name in flat.vectors}
     if not vectors and (pad_rows or any(padding for _, padding in runs)):
         nothing = torch.zeros((1, 1, local_k), dtype=torch.int32, device=mask.device)
         vectors = {"lts": nothing + local_q, "ute": nothing}
@@ -83,13 +84,17 @@ def localize(
     return ColumnMask(**tensors, seqlen_q=local_q + pad_rows, seqlen_k=local_k, placed=mask.device)
 
 
-def _local(bounds: Tensor, rows: Sequence[Range], seqlen_q: int) -> Tensor:
-    """``loc`` of every boundary, int32 like the boundaries. Clipped first: INT_MAX is a legal boundary."""
-    bounds = bounds.clamp(0, seqlen_q)
-    out = torch.zeros_like(bounds)
+def _owned_below(rows: Sequence[Range], seqlen_q: int, device: torch.device) -> Tensor:
+    """``loc`` of every boundary from 0 to ``seqlen_q``, int32: the sum of the docstring above as a table."""
+    below = torch.zeros(seqlen_q + 1, dtype=torch.int32, device=device)
     for start, end in _joined(rows):
-        out += bounds.clamp(start, end) - start
-    return out
+        below[start + 1 : end + 1] = 1
+    return below.cumsum(0, dtype=torch.int32)
+
+
+def _local(bounds: Tensor, below: Tensor) -> Tensor:
+    """``loc`` of every boundary, int32 like the boundaries. Clipped first: INT_MAX is a legal boundary."""
+    return below.index_select(0, bounds.clamp(0, len(below) - 1).flatten()).view(bounds.shape)
 
 
 def _joined(rows: Sequence[Range]) -> Iterator[Range]:
@@ -110,7 +115,7 @@ def _take(vector: Tensor, runs: Slots) -> Tensor:
     """The columns of the runs, padding filled with zeros for now."""
     parts = [vector[..., :0]]
     for (start, end), padding in runs:
-        parts += [vector[..., start:end], vector.new_zeros((*vector.shape[:2], padding))]
+        parts += [vector[..., start:end], *([vector.new_zeros((*vector.shape[:2], padding))] if padding else [])]
     return torch.cat(parts, dim=-1)
 
 
@@ -119,7 +124,7 @@ def _hide_padding_columns(vectors: dict[str, Tensor], runs: Slots, local_q: int)
     first = 0
     for (start, end), padding in runs:
         first += end - start
-        for name, vector in vectors.items():
+        for name, vector in vectors.items() if padding else ():
             vector[..., first : first + padding] = local_q if name == "lte" else 0
         first += padding
 
@@ -193,7 +198,12 @@ def _runs(columns: Sequence[Range], seqlen_k: int, slot: int | None) -> Slots:
     longest = max((end - start for start, end in columns), default=0)
     if longest > slot:
         raise MaskError(f"slot is {slot}; the longest run of columns has {longest}, and a slot must hold it")
-    return [((start, end), slot - (end - start)) for start, end in columns]
+    padded: Slots = []
+    for start, end in columns:
+        if padded and padded[-1][1] == 0 and padded[-1][0][1] == start:
+            start = padded.pop()[0][0]  # neighbours without padding between them are one run
+        padded.append(((start, end), -(end - start) % slot))
+    return padded
 
 
 def _check(axis: str, ranges: Sequence[Range], length: int) -> None:

@@ -16,10 +16,21 @@ def test_samples_follow_the_length_of_a_call(seconds: float, count: int) -> None
     assert Timer("cpu", Timing(l2="warm")).samples_for(seconds) == count
 
 
-def test_a_sample_is_the_call_and_not_the_flush() -> None:
-    timer = Timer("cpu", Timing(l2="cold", max_samples=4))
-    samples = timer.measure(lambda: time.sleep(0.02), 4)
-    assert len(samples) == 4 and all(20 <= sample < 60 for sample in samples)
+class Clock:
+    """A clock of the test's own: a busy machine does not change what it says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_sample_is_the_call_and_not_the_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, timer = Clock(monkeypatch), Timer("cpu", Timing(l2="cold", max_samples=4))
+    monkeypatch.setattr(timer, "flush", lambda: clock.passes(1.0))
+    assert timer.measure(lambda: clock.passes(0.02), 4) == pytest.approx([20.0] * 4)
 
 
 def test_cold_flushes_twice_the_cache_before_every_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,13 +43,13 @@ def test_cold_flushes_twice_the_cache_before_every_sample(monkeypatch: pytest.Mo
     assert Timer("cpu", Timing(l2="warm"))._flush is None
 
 
-def test_a_round_warms_up_before_it_counts() -> None:
+def test_a_round_warms_up_before_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[float] = []
-    timer = Timer("cpu", Timing(l2="warm", target_s=0.05))
+    clock, timer = Clock(monkeypatch), Timer("cpu", Timing(l2="warm", target_s=0.05))
 
     def call() -> None:
-        calls.append(time.perf_counter())
-        time.sleep(0.01)
+        calls.append(clock.now)
+        clock.passes(0.01)
 
     assert len(timer.round(call)) == len(calls) - 1 == 5
 
