@@ -14,7 +14,7 @@ ROOMS = ("harness", "plots", "context_parallel", "fm3_kernel", "masks")
 ALLOWED = {
     "harness": {"harness", "plots", "context_parallel", "fm3_kernel", "masks"},
     "plots": {"plots", "fm3_kernel", "masks", "harness.rows"},
-    "context_parallel": {"context_parallel", "masks"},
+    "context_parallel": {"context_parallel", "fm3_kernel", "masks"},
     "fm3_kernel": {"fm3_kernel", "masks"},
     "masks": {"masks"},
 }
