@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from context_parallel.group import Group
 from context_parallel.plan import Plan
-from context_parallel.shards import Slots, pack, unpack
+from context_parallel.shards import Slots, pack, refuse_second_derivative, unpack
 from fm3_kernel.parts import sum_dtype
 
 
@@ -50,9 +49,9 @@ class Gather(torch.autograd.Function):
         return unpack(buffer)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """Every rank takes part, also one whose gradients are all zero."""
+        refuse_second_derivative()
         group, route = ctx.group, ctx.route
         slots = route.slots
         found = pack(*grads)

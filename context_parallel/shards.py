@@ -120,3 +120,15 @@ def pack(k: Tensor, v: Tensor) -> Tensor:
 def unpack(buffer: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values of a buffer, ``[B, S, H, D]`` each; views."""
     return buffer[:, 0].transpose(0, 1), buffer[:, 1].transpose(0, 1)
+
+
+def refuse_second_derivative() -> None:
+    """For a backward pass that sends: its own derivative would silently be zero.
+
+    Raises:
+        RuntimeError: the pass is itself to be differentiated.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "context-parallel attention has no second derivative: its backward was differentiated (create_graph=True)"
+        )

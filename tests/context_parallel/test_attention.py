@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ def assert_rows(cp: ContextParallel, got: list[Tensor], want: list[Tensor], what
         assert here.shape == there.shape and here.dtype == there.dtype, f"{what}, rank {cp.rank}: {name} is {here.shape}"
         assert not here.isnan().any(), f"{what}, rank {cp.rank}: {name} has NaN"
         torch.testing.assert_close(
-            here.double(), there.double(), rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}, {cp.rank} {name}: {text}"
+            *(here.double(), there.double()), rtol=tolerance, atol=tolerance, msg=f"{what}, rank {cp.rank}: {name} is wrong"
         )
 
 
@@ -68,17 +69,17 @@ def assert_rows(cp: ContextParallel, got: list[Tensor], want: list[Tensor], what
 def families(rank: int, file: str, seqlen: int) -> None:
     tensors = inputs(seqlen)
     for family, want in torch.load(file).items():
-        mask = family_mask(family, seqlen, heads=2)
+        mask = family_mask(family, seqlen)
         for strategy in STRATEGIES:
             cp = ContextParallel(None, mask, strategy=strategy, chunk=128)
             assert_rows(cp, together(cp, tensors), want, f"{family} by {strategy}")
 
 
-@pytest.mark.parametrize(("ranks", "seqlen"), [(2, 512), (3, 700), (4, 600)])
+@pytest.mark.parametrize(("ranks", "seqlen"), [(2, 512), (3, 600), (4, 600)])
 def test_every_family_by_every_strategy(ranks: int, seqlen: int, tmp_path: Path) -> None:
     """Even and uneven shards, a short last chunk and unit, chunks that do not divide by the ranks, GQA."""
     tensors = inputs(seqlen)
-    want = {family: alone(family_mask(family, seqlen, heads=2), tensors) for family in FAMILIES}
+    want = {family: alone(family_mask(family, seqlen), tensors) for family in FAMILIES}
     torch.save(want, tmp_path / "want.pt")
     run_ranks(families, ranks, tmp_path, str(tmp_path / "want.pt"), seqlen)
 
@@ -98,7 +99,7 @@ def odd_cases(rank: int) -> None:
     world = dist.get_world_size()
     for strategy in STRATEGIES:
         # Ranks with nothing to do: fewer chunks than ranks, in the extreme one row.
-        for seqlen in (1, 127, 129, 300):
+        for seqlen in (1, 129, 300):
             mask, tensors = family_mask("causal", seqlen), inputs(seqlen)
             cp = ContextParallel(None, mask, strategy=strategy)
             assert sum(bool(cp.plan.rows(one)) for one in range(world)) == -(-seqlen // 128) < world
@@ -119,9 +120,9 @@ def odd_cases(rank: int) -> None:
         assert (got[0][:, dead] == 0).all() and (got[1][:, dead] == -torch.inf).all() and (got[2][:, dead] == 0).all()
 
         # A mask of its own for every batch item and query head, MHA and GQA, and 16-bit inputs.
-        mask = family_mask("random_eviction", 600, heads=4, batch=2)
+        mask = family_mask("random_eviction", 550, heads=4, batch=2)
         for kv_heads, dtype, tolerance in ((4, torch.float64, TOLERANCE), (1, torch.float32, 2e-5), (2, torch.bfloat16, 0.04)):
-            tensors = inputs(600, 2, 4, kv_heads, dtype)
+            tensors = inputs(550, 2, 4, kv_heads, dtype)
             cp = ContextParallel(None, mask, strategy=strategy)
             got = together(cp, tensors)
             assert_rows(cp, got, alone(mask, tensors), f"{dtype} by {strategy}", tolerance)
@@ -129,7 +130,7 @@ def odd_cases(rank: int) -> None:
             assert all(torch.equal(a, b) for a, b in zip(got, together(cp, tensors), strict=True))
 
         # Units larger than tiles, chunks of several units, another placement.
-        mask, tensors = family_mask("document", 1200), inputs(1200)
+        mask, tensors = family_mask("document", 1100), inputs(1100)
         cp = ContextParallel(None, mask, strategy=strategy, chunk=512, unit=256, placement="contiguous")
         assert_rows(cp, together(cp, tensors), alone(mask, tensors), f"larger units by {strategy}")
 
@@ -146,7 +147,7 @@ def steps(rank: int) -> None:
         tensors = inputs(600)
         first = ContextParallel(None, family_mask("causal_document", 600), strategy=strategy)
         # A mask for every step, on the rows of the first; nothing of a step is left for the next.
-        for seed, family in enumerate(("causal", "random_eviction", "sliding_window", "random_eviction", "document")):
+        for seed, family in enumerate(("random_eviction", "sliding_window", "random_eviction", "document")):
             mask = family_mask(family, 600, seed=seed)
             cp = first.with_mask(mask)
             assert cp.plan.rows(rank) == first.plan.rows(rank)
@@ -162,8 +163,21 @@ def steps(rank: int) -> None:
         for a, b in zip(found, wanted, strict=True):
             torch.testing.assert_close(a, first.shard(b), rtol=TOLERANCE, atol=TOLERANCE)
 
+        # Any of q, k and v alone, and none.
+        without_lse = alone(other.mask, [*tensors[:4], torch.zeros_like(tensors[4])])
+        for names in ("q", "k", "v", ""):
+            q, k, v = (first.shard(x).requires_grad_(name in names) for name, x in zip("qkv", tensors, strict=False))
+            out = first.with_mask(other.mask).attention(q, k, v)
+            assert out.requires_grad == bool(names)
+            if names:
+                out.backward(first.shard(tensors[3]))
+            for name, x, want in zip("qkv", (q, k, v), without_lse[2:], strict=True):
+                assert (x.grad is not None) == (name in names)
+                if name in names:
+                    torch.testing.assert_close(x.grad, first.shard(want), rtol=TOLERANCE, atol=TOLERANCE)
+
         # Layers: the whole goes in, the whole comes out, the gradient of what all share is summed over the ranks.
-        mask, x = first.mask, tensors[0].flatten(2)
+        x = tensors[0].flatten(2)
         weights = torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64) / 6
 
         def layer(x: Tensor, weights: Tensor, attend: object) -> Tensor:
@@ -175,7 +189,7 @@ def steps(rank: int) -> None:
 
         inside = [x.clone().requires_grad_(), weights.clone().requires_grad_()]
         outside = [x.clone().requires_grad_(), weights.clone().requires_grad_()]
-        want = model(*outside, lambda q, k, v: flashmask_attention(q, k, v, mask))
+        want = model(*outside, partial(flashmask_attention, mask=first.mask))
         got = first.unshard(model(first.shard(inside[0]), inside[1], first.attention))
         torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
         for one in (want, got):
