@@ -7,7 +7,8 @@ of one needs no process group and never communicates.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +27,15 @@ class ExchangeError(RuntimeError):
     """An exchange that did not come to its end: a peer that died, hangs or was given something else."""
 
 
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Says of an error in torch.distributed which rank did what."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ExchangeError(f"{what} failed: {error}") from error
+
+
 class Pending:
     """An exchange under way. It keeps the tensors alive; :meth:`wait` before what was received is read."""
 
@@ -38,13 +48,10 @@ class Pending:
         Raises:
             ExchangeError: names this rank and its peers.
         """
-        try:
+        with _named(self._what):
             for work in self._works:
                 work.wait()
-        except RuntimeError as error:
-            raise ExchangeError(f"{self._what} failed: {error}") from error
-        finally:
-            self._works, self._tensors = [], []
+        self._works, self._tensors = [], []
 
 
 class Group:
@@ -83,11 +90,11 @@ class Group:
         self.size = 1 if group is None else dist.get_world_size(group)
         if self.rank < 0:
             raise ContextParallelError("this process is not in the given group; only its members take part")
-        if group is None or group == dist.GroupMember.NON_GROUP_MEMBER:
-            self._backends: dict[str, str] = {}
-        else:
-            config = str(dist.get_backend_config(group))
-            self._backends = dict(pair.split(":", 1) for pair in config.split(",") if ":" in pair)
+        #: Backend by type of device.
+        self._backends: dict[str, str] = {}
+        if group is not None:
+            pairs = (pair.partition(":") for pair in str(dist.get_backend_config(group)).split(","))
+            self._backends.update((device, backend) for device, _, backend in pairs)
 
     def check_device(self, device: torch.device) -> None:
         """Refuses tensors that the group cannot carry.
@@ -126,10 +133,8 @@ class Group:
             f"rank {self.rank} of {self.size}: sending to ranks {sorted({peer for peer, _ in sends})} and receiving from ranks "
             f"{sorted({peer for peer, _ in receives})}"
         )
-        try:
+        with _named(what):
             works = dist.batch_isend_irecv(ops) if ops else []
-        except RuntimeError as error:
-            raise ExchangeError(f"{what} failed: {error}") from error
         return Pending(works, [op.tensor for op in ops], what)
 
     def gather(self, x: Tensor) -> Tensor:
@@ -138,7 +143,8 @@ class Group:
         if self.size == 1:
             return out.copy_(x)
         if x.numel():
-            dist.all_gather(list(out.unbind(0)), x, group=self._group)
+            with _named(f"rank {self.rank} of {self.size}: gathering the shards of all ranks"):
+                dist.all_gather(list(out.unbind(0)), x, group=self._group)
         return out
 
     def hear(self, word: Any) -> list[Any]:
@@ -150,10 +156,6 @@ class Group:
         if self.size == 1:
             return [word]
         words: list[Any] = [None] * self.size
-        try:
+        with _named(f"rank {self.rank} of {self.size}: asking all ranks whether they agree"):
             dist.all_gather_object(words, word, group=self._group)
-        except RuntimeError as error:
-            raise ExchangeError(
-                f"rank {self.rank} of {self.size}: the check that all ranks agree was not answered by all: {error}"
-            ) from error
         return words
