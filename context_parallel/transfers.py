@@ -3,6 +3,8 @@
 Inside a node the owner sends to every rank that needs the unit. Across nodes a unit enters a node once, however many of its
 ranks need it: the owner sends it to the rank of the same slot there, the gateway, which hands it on inside the node and may
 not need it itself. Stages are what a rank waits for at a time: first units of its own node, then those from other nodes.
+
+In a ring whole shards are passed on from rank to rank, and a stage is a hop.
 """
 
 from __future__ import annotations
@@ -92,6 +94,32 @@ def schedule(missing: np.ndarray, owner: np.ndarray, ranks_per_node: int, stages
     stage[rank, unit], source[rank, unit] = when, gateway
     on = _moves(when, False, gateway, rank, unit)[:, rank != gateway]
     return Schedule(stage, source, np.concatenate([near, far, on], axis=1))
+
+
+def ring_schedule(missing: np.ndarray, owner: np.ndarray) -> Schedule:
+    """Shards, all units of an owner, handed from each rank to the next, no further than to the last one that misses some.
+
+    A rank that misses one unit of a shard attends to all of it. One that misses none may still hand it on.
+
+    Args:
+        missing: bool ``[ranks, units]``, needed and not owned.
+        owner: int64 ``[units]``, the rank that owns a unit.
+    """
+    ranks, units = missing.shape
+    ids = np.arange(ranks)
+    stage = np.full((ranks, units), -1, dtype=np.int64)
+    source = np.full((ranks, units), -1, dtype=np.int64)
+    stage[owner, np.arange(units)], source[owner, np.arange(units)] = 0, owner
+    moves = [_moves(np.zeros(0, dtype=np.int64), False, 0, 0, 0)]
+    for first in ids.tolist():
+        shard = np.flatnonzero(owner == first)
+        hops = (np.flatnonzero(missing[:, shard].any(1)) - first) % ranks
+        for hop in range(1, int(hops.max(initial=0)) + 1):
+            rank = (first + hop) % ranks
+            if hop in hops:
+                stage[rank, shard], source[rank, shard] = hop, (rank - 1) % ranks
+            moves.append(_moves(np.full(len(shard), hop), False, (rank - 1) % ranks, rank, shard))
+    return Schedule(stage, source, np.concatenate(moves, axis=1))
 
 
 def _in_pieces(

@@ -105,13 +105,22 @@ def check_mask(mask: ColumnMask | None, q: Tensor, k: Tensor) -> None:
     for name, given, wanted in (("seqlen_q", mask.seqlen_q, q.shape[1]), ("seqlen_k", mask.seqlen_k, k.shape[1])):
         if given != wanted:
             raise FM3Error(f"the mask has {name}={given}, the tensors have {wanted}; they must be equal")
+    check_mask_heads(mask, q, k)
+    if (mask.lts is not None or mask.block_mask is not None) and mask.device != q.device:
+        raise FM3Error(f"the mask is on {mask.device}, the tensors are on {q.device}; move it with mask.to(device)")
+
+
+def check_mask_heads(mask: ColumnMask, q: Tensor, k: Tensor) -> None:
+    """Batch and heads of the mask against the tensors, whatever part of the rows and columns they are.
+
+    Raises:
+        FM3Error: they do not fit.
+    """
     batch, heads, kv_heads = q.shape[0], q.shape[2], k.shape[2]
     if mask.batch != 1 and mask.batch != batch:
         raise FM3Error(f"the mask has batch {mask.batch}; allowed: 1 or the tensors' batch {batch}")
     if mask.heads != 1 and mask.heads != kv_heads and mask.heads != heads:
         raise FM3Error(f"the mask has {mask.heads} heads; allowed: 1, the {kv_heads} KV heads or the {heads} query heads")
-    if (mask.lts is not None or mask.block_mask is not None) and mask.device != q.device:
-        raise FM3Error(f"the mask is on {mask.device}, the tensors are on {q.device}; move it with mask.to(device)")
 
 
 def check_scale(scale: float | None) -> None:

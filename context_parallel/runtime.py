@@ -1,0 +1,268 @@
+"""The runtime: one sequence over the ranks of a group, under any column mask. :class:`ContextParallel`.
+
+Each rank holds some rows of the sequence, attends from them to whatever they see, and gets the very numbers that one device
+with the whole sequence would compute. Everything but attention works on local rows as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from context_parallel.agreement import Facts, agree
+from context_parallel.gathered import Gather, Route
+from context_parallel.group import ContextParallelError, Group
+from context_parallel.plan import Plan
+from context_parallel.ring import Hops, Ring
+from context_parallel.shards import Unshard, cut
+from context_parallel.strategies import find_strategy, plan_of
+from fm3_kernel import FM3Error, PreparedMask, flashmask_attention, prepare_mask
+from fm3_kernel.checks import check_mask_heads, check_tensors, check_types
+from masks.column_mask import ColumnMask
+
+
+class ContextParallel:
+    """One mask on one group: which rows are here, and attention from them to the whole sequence.
+
+    Args:
+        group: a process group that this process is in, or a DeviceMesh of one dimension. None: the default process group,
+            and without one this process alone.
+        mask: of the whole sequence, as many rows as columns, the same on every rank.
+        strategy: a key of ``context_parallel.strategies.STRATEGIES``.
+        exchange: the backend that must carry it, ``gloo`` or ``nccl``; None: whichever the group has for the tensors.
+        placement: another than the strategy's: ``balanced``, ``contiguous``, ``dual_chunk``, or int64 ``[chunks]``, a rank
+            for each.
+        chunk: rows of a chunk, the smallest piece that a rank owns; a multiple of ``unit``. None: an eighth of a rank's rows.
+        unit: columns of a unit, the smallest piece that is sent; a multiple of 128. None: 512 or less.
+        bytes_per_token: keys and values of one token, in which ``plan.bytes_sent()`` counts; 1: it counts tokens.
+        check: before the first exchange compare with all ranks: mask, plan, shapes, dtypes, options; two small collectives
+            that wait for the host. Without it NCCL needs another collective of the group first.
+
+    Raises:
+        PlanError: a mask of other columns than rows, an unknown name, a placement, chunk or unit that does not fit.
+        ContextParallelError: a group that this process cannot use.
+        TypeError: a mask that is not a ColumnMask.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | DeviceMesh | None,
+        mask: ColumnMask,
+        *,
+        strategy: str = "fm3",
+        exchange: str | None = None,
+        placement: str | np.ndarray | None = None,
+        chunk: int | None = None,
+        unit: int | None = None,
+        bytes_per_token: int = 1,
+        check: bool = True,
+    ) -> None:
+        self._group = Group(group, exchange)
+        sizes = {"chunk": chunk, "unit": unit, "bytes_per_token": bytes_per_token}
+        self._make(mask, strategy, placement, check, sizes)
+
+    def _make(self, mask: ColumnMask, strategy: str, placement: Any, check: bool, sizes: dict[str, Any]) -> None:
+        if not isinstance(mask, ColumnMask):
+            raise TypeError(f"mask is a {type(mask).__name__}; expected a masks.column_mask.ColumnMask of the whole sequence")
+        self.mask, self.strategy = mask, strategy
+        self.plan: Plan = plan_of(mask, self._group.size, strategy, placement=placement, **sizes)
+        self._unchecked = check
+        self._masks: dict[tuple[int | None, torch.device], PreparedMask] = {}
+        self._hops = Hops(self.plan, self.rank) if find_strategy(strategy).ring else None
+        self._route = None if self._hops is not None else Route(self.plan, self.rank)
+
+    def with_mask(self, mask: ColumnMask, *, check: bool = True) -> ContextParallel:
+        """The same rows on the same ranks under another mask of the same sequence: for models with several masks, and for
+        masks that change at every step.
+
+        Args:
+            mask: the other one. check: as for the class; for this mask.
+
+        Raises:
+            PlanError: a mask of another sequence.
+        """
+        if isinstance(mask, ColumnMask):
+            self.plan.grid.check(mask)
+        other = object.__new__(ContextParallel)
+        other._group = self._group
+        grid = self.plan.grid
+        sizes = {"chunk": grid.chunk, "unit": grid.unit, "bytes_per_token": self.plan.bytes_per_token}
+        other._make(mask, self.strategy, self.plan.balance.placement, check, sizes)
+        return other
+
+    @property
+    def rank(self) -> int:
+        """Of this process in the group."""
+        return self._group.rank
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks in the group."""
+        return self._group.size
+
+    @property
+    def local_rows(self) -> int:
+        """Rows of the sequence that this rank holds; may be 0."""
+        return sum(end - start for start, end in self.plan.rows(self.rank))
+
+    # -- rows ----------------------------------------------------------------------------------------------------
+
+    def shard(self, x: Tensor) -> Tensor:
+        """This rank's rows of ``[B, S, ...]``: ``[B, local rows, ...]``, contiguous, any dtype, differentiable.
+
+        The gradient of x holds this rank's rows only, so for an x that all ranks share it is summed over the ranks, like
+        that of a parameter.
+
+        Raises:
+            ContextParallelError: not the whole sequence.
+        """
+        seqlen = self.plan.grid.seqlen
+        if x.dim() < 2 or x.shape[1] != seqlen:
+            raise ContextParallelError(f"shard takes the whole sequence [batch, {seqlen}, ...]; given: {tuple(x.shape)}")
+        return cut(x, self.plan.rows(self.rank))
+
+    def unshard(self, x: Tensor) -> Tensor:
+        """The whole ``[B, S, ...]`` from the local rows of all ranks, on every rank; differentiable. A collective.
+
+        Whatever is computed from the whole must be the same on every rank, as one loss of all logits: then each rank's rows
+        of the gradient are right as they are, and nothing is sent. A loss of local rows needs no unshard.
+
+        Raises:
+            ContextParallelError: not this rank's rows.
+        """
+        if x.dim() < 2 or x.shape[1] != self.local_rows:
+            raise ContextParallelError(self._wrong_rows("x", x))
+        whole: Tensor = Unshard.apply(x, self._group, self.plan)
+        return whole
+
+    def position_ids(self, device: torch.device | str | None = None) -> Tensor:
+        """Where in the sequence each local row is, int64 ``[local rows]``: for rotary embeddings.
+
+        Positions that restart at every document are sharded like any tensor.
+        """
+        positions = torch.arange(self.plan.grid.seqlen, device=device)
+        return cut(positions[None], self.plan.rows(self.rank))[0]
+
+    # -- attention -----------------------------------------------------------------------------------------------
+
+    @overload
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None = None,
+        deterministic: bool = False,
+        implementation: str = "auto",
+        return_lse: Literal[False] = False,
+    ) -> Tensor: ...
+
+    @overload
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None = None,
+        deterministic: bool = False,
+        implementation: str = "auto",
+        return_lse: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None = None,
+        deterministic: bool = False,
+        implementation: Any = "auto",
+        return_lse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Attention of this rank's rows to the whole sequence under the mask. A collective, and so is its backward pass.
+
+        Every rank of the group must call it, and every rank must run the backward pass if one does, ranks without rows too:
+        their tensors have no rows, and ``out.sum()`` is a loss.
+
+        Args:
+            q: ``[B, local rows, Hq, D]``. k, v: ``[B, local rows, Hkv, D]``. As :meth:`shard` gives them.
+            scale, deterministic, implementation, return_lse: as for :func:`fm3_kernel.flashmask_attention`. Gradients that
+                come from other ranks are summed in a fixed order whatever ``deterministic`` is.
+
+        Returns:
+            ``out`` ``[B, local rows, Hq, D]``; with ``return_lse`` also ``lse`` ``[B, Hq, local rows]``, differentiable.
+
+        Raises:
+            ContextParallelError: tensors that are not sharded, or wrongly; ranks that disagree (all of them raise then).
+            ExchangeError: a peer that is gone, hangs, or does something else.
+            FM3Error, TypeError: what ``flashmask_attention`` refuses.
+        """
+        options = {"scale": scale, "deterministic": deterministic, "implementation": implementation}
+        refusal = self._refusal(q, k, v)
+        if self._unchecked:
+            agree(self._group, self._facts(q, k, v, options) if refusal is None else {}, refusal)
+            self._unchecked = False
+        elif refusal is not None:
+            raise refusal
+        if self.ranks == 1:
+            return flashmask_attention(q, k, v, self._prepared(None, q.device), return_lse=return_lse, **options)
+        if self._hops is not None:
+            found = Ring.apply(q, k, v, self._group, self._hops, lambda hop: self._prepared(hop, q.device), options)
+            return found if return_lse else found[0]
+        keys, values = Gather.apply(k, v, self._group, self._route)
+        return flashmask_attention(q, keys, values, self._prepared(None, q.device), return_lse=return_lse, **options)
+
+    def _prepared(self, stage: int | None, device: torch.device) -> PreparedMask:
+        """The mask of the local rows by the columns of a stage (None: of all), prepared once for all layers."""
+        key = (stage, device)
+        if key not in self._masks:
+            # One rank has the whole in its own order: the mask as it is, so that the result has the same bits.
+            local = self.mask if self.ranks == 1 else self.plan.local_mask(self.mask, self.rank, stage)
+            self._masks[key] = prepare_mask(local.to(device))
+        return self._masks[key]
+
+    # -- refusals ------------------------------------------------------------------------------------------------
+
+    def _refusal(self, q: Tensor, k: Tensor, v: Tensor) -> Exception | None:
+        """Why this rank cannot take part, found before anything is sent."""
+        try:
+            check_types(q, k, v)
+            for name, x in (("q", q), ("k", k), ("v", v)):
+                if x.dim() == 4 and x.shape[1] != self.local_rows:
+                    raise ContextParallelError(self._wrong_rows(name, x))
+            check_tensors(q, k, v)
+            check_mask_heads(self.mask, q, k)
+            self._group.check_device(q.device)
+        except (ContextParallelError, FM3Error, TypeError) as error:
+            return error
+        return None
+
+    def _wrong_rows(self, name: str, x: Tensor) -> str:
+        seqlen = self.plan.grid.seqlen
+        hint = "it looks like the whole sequence: shard(x) cuts it" if x.dim() > 1 and x.shape[1] == seqlen else "see shard(x)"
+        return (
+            f"{name} has shape {tuple(x.shape)}; rank {self.rank} of {self.ranks} holds {self.local_rows} of the {seqlen} "
+            f"rows, so the second axis must be {self.local_rows} ({hint})"
+        )
+
+    def _facts(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Facts:
+        """What must be equal on all ranks. Whether gradients are wanted too: a rank without a backward pass would be waited
+        for."""
+        grad = [name for name, x in (("q", q), ("k", k), ("v", v)) if x.requires_grad and torch.is_grad_enabled()]
+        return {
+            "the mask": f"digest {self.mask.digest()} of {self.mask!r}",
+            "the plan": f"digest {self.plan.digest()} of strategy {self.strategy!r} on {self.plan.grid}",
+            "the shapes": f"batch {q.shape[0]}, {q.shape[2]} query heads, {k.shape[2]} KV heads, head dim {q.shape[3]}",
+            "the dtype": str(q.dtype),
+            "the device": q.device.type,
+            "the options": ", ".join(f"{name}={value!r}" for name, value in options.items()),
+            "what requires a gradient": ", ".join(grad) or "nothing",
+        }

@@ -1,0 +1,33 @@
+"""Processes that talk over gloo, one a rank, for tests of what runs in several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+
+def run_ranks(function: Callable[..., None], ranks: int, folder: Path, *args: object, timeout: float = 60) -> None:
+    """Calls ``function(rank, *args)`` in so many processes of one group; raises what the first of them raises.
+
+    Args:
+        function: of a module, so that the processes find it.
+        ranks: number of processes.
+        folder: empty, where they meet.
+        timeout: seconds after which an unanswered exchange fails.
+    """
+    spawn(_start, args=(ranks, str(folder / "meet"), timeout, function, args), nprocs=ranks, join=True)
+
+
+def _start(rank: int, ranks: int, meet: str, timeout: float, function: Callable[..., None], args: tuple[object, ...]) -> None:
+    torch.set_num_threads(1)
+    wait = timedelta(seconds=timeout)
+    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=ranks, timeout=wait)
+    try:
+        function(rank, *args)
+    finally:
+        dist.destroy_process_group()
