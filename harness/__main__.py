@@ -98,10 +98,11 @@ def _parse(words: list[str]) -> argparse.Namespace:
 def _plan(overrides: list[str], config: RunConfig, machine: Machine) -> Plan:
     from harness.expand import expand
 
-    if config.cp_degree > 1:
+    said = any(item.split("=")[0] in ("device", "hardware") for item in overrides)
+    if config.cp_degree > 1 and config.device == "cpu" and not said:
         raise ConfigError(
-            f"cp_degree={config.cp_degree}: the context-parallel runtime does not exist yet; this can be composed (--cfg job) "
-            "but not run; allowed for a run: cp_degree=1"
+            f"cp_degree={config.cp_degree}: torch sees no GPU here and there is no simulator yet; device=cpu runs the ranks as "
+            "processes of this machine"
         )
     if config.source == "simulated":
         raise ConfigError("source=simulated: there is no simulator yet; allowed for a run: source=auto, source=measured")

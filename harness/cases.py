@@ -57,8 +57,17 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Sharing:
+    """How the ranks of a group share a sequence: how many, by which strategy, carried by what."""
+
+    cp_degree: int
+    strategy: str
+    exchange: str
+
+
+@dataclass(frozen=True)
 class Group:
-    """One problem for several competitors on one device (``cuda`` or ``cpu``)."""
+    """One problem for several competitors on one device (``cuda`` or ``cpu``), or on the ranks that share the sequence."""
 
     problem: Problem
     kernels: tuple[str, ...]
@@ -66,6 +75,7 @@ class Group:
     device: str
     timing: Timing = Timing()
     deterministic: bool = False
+    sharing: Sharing | None = None
 
     @property
     def title(self) -> str:
@@ -73,13 +83,14 @@ class Group:
         p = self.problem
         variant = f" {p.mask.variant}" if p.mask.variant else ""
         heads = f"H={p.heads}" if p.heads == p.kv_heads else f"H={p.heads}/{p.kv_heads}"
-        return f"{p.mask.family}{variant} S={p.seqlen} B={p.batch} {heads} D={p.head_dim} {p.dtype}"
+        shared = f" CP={self.sharing.cp_degree} {self.sharing.strategy}" if self.sharing is not None else ""
+        return f"{p.mask.family}{variant} S={p.seqlen} B={p.batch} {heads} D={p.head_dim} {p.dtype}{shared}"
 
     def case(self, kernel: str, pass_: str) -> Case:
         """The case of one competitor and pass."""
         gradients = any(name != "forward" for name in self.passes)
-        timing = self.timing
-        return Case(self.problem, kernel, pass_, self.device, timing.protocol, timing.l2, self.deterministic, gradients)
+        how = (self.timing.protocol, self.timing.l2, self.deterministic, gradients, self.sharing)
+        return Case(self.problem, kernel, pass_, self.device, *how)
 
     def to_json(self) -> str:
         """The group as one line of JSON, for the child process."""
@@ -100,6 +111,7 @@ class Group:
             device=raw["device"],
             timing=Timing(**raw["timing"]),
             deterministic=raw["deterministic"],
+            sharing=None if raw["sharing"] is None else Sharing(**raw["sharing"]),
         )
 
 
@@ -118,6 +130,7 @@ class Case:
     l2: str
     deterministic: bool
     gradients: bool = True
+    sharing: Sharing | None = None
 
     @property
     def id(self) -> str:
@@ -125,6 +138,8 @@ class Case:
         identity = asdict(self)
         if self.gradients:
             del identity["gradients"]
+        if self.sharing is None:
+            del identity["sharing"]
         return stable_hash(identity)
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.backends import BACKENDS
-from harness.cases import Group, MaskSpec, Problem
+from context_parallel.strategies import STRATEGIES
+from harness.backends import BACKENDS, SHARED
+from harness.cases import Group, MaskSpec, Problem, Sharing
 from harness.config.errors import ConfigError
 from harness.config.run_config import Documents as FileOfLengths
 from harness.config.run_config import RunConfig
@@ -24,6 +26,9 @@ from masks.documents import Document, Documents, paper_documents, sampled_docume
 from masks.families import FAMILIES, build_mask
 from masks.tiles import exact_density
 
+MOST_RANKS_A_CORE = 8
+"""Ranks on a CPU are processes; more of them than this a core measure nothing but each other."""
+
 
 def expand(config: RunConfig, machine: Machine) -> list[Group]:
     """One group a (length, mask, document list), shortest first.
@@ -34,6 +39,7 @@ def expand(config: RunConfig, machine: Machine) -> list[Group]:
     if not config.dry_run:  # a plan can be looked at anywhere
         _check_device(config, machine)
     kernels = choose_kernels(config)
+    sharings = _sharings(config, machine)
     groups: list[Group] = []
     for spec, seqlen in _masks(config):
         problem = Problem(
@@ -46,7 +52,7 @@ def expand(config: RunConfig, machine: Machine) -> list[Group]:
             dtype=config.dtype,
             seed=config.seed,
         )
-        group = Group(problem, kernels, config.passes, config.device, config.timing, config.deterministic)
+        group = Group(problem, kernels, config.passes, config.device, config.timing, config.deterministic, sharings[0])
         refusal = too_large(problem, machine, FAMILIES[spec.family].per_head)
         if refusal is not None:
             raise ConfigError(refusal)
@@ -56,12 +62,40 @@ def expand(config: RunConfig, machine: Machine) -> list[Group]:
             print(f"note: this machine would refuse {refusal}", file=sys.stderr)
         elif refusal is not None:
             raise ConfigError(refusal)
-        groups.append(group)
+        groups += [replace(group, sharing=sharing) for sharing in sharings]
     return groups
+
+
+def _sharings(config: RunConfig, machine: Machine) -> list[Sharing | None]:
+    """How the sequence is shared: one way a strategy, all of them unless one was named; [None] when it is not.
+
+    Raises:
+        ConfigError: a strategy or an exchange that does not exist yet, more ranks than GPUs or cores.
+    """
+    if config.cp_degree == 1:
+        return [None]
+    if config.strategy is not None and config.strategy not in STRATEGIES:
+        raise ConfigError(f"strategy={config.strategy} does not exist yet; allowed for a run: {', '.join(STRATEGIES)}")
+    carried = {"cpu": "gloo", "cuda": "nccl"}[config.device]
+    if config.exchange not in (None, carried):
+        raise ConfigError(f"exchange={config.exchange} does not exist yet with device={config.device}; allowed: {carried}")
+    most, of = (machine.gpus, "GPUs") if config.device == "cuda" else (MOST_RANKS_A_CORE * machine.cores, "ranks at most")
+    if config.cp_degree > most and not config.dry_run:
+        raise ConfigError(
+            f"cp_degree={config.cp_degree}: this machine has {most} {of}, and there is no simulator yet; allowed: 1 to {most}"
+        )
+    strategies = STRATEGIES if config.strategy is None else [config.strategy]
+    return [Sharing(config.cp_degree, strategy, carried) for strategy in strategies]
 
 
 def choose_kernels(config: RunConfig) -> tuple[str, ...]:
     """The competitors: those named, as named (one that is missing gets a row that says so); else all that can run."""
+    if config.cp_degree > 1:
+        other = [name for name in config.kernels or () if name not in SHARED]
+        if other:
+            raise ConfigError(f"kernel.names={','.join(other)}: ranks that share a sequence run one of {', '.join(SHARED)}")
+        if config.kernels is None:
+            return next((name,) for name in SHARED if BACKENDS[name].probe(config.device).ok)
     if config.kernels is not None:
         return config.kernels
     return tuple(name for name, backend in BACKENDS.items() if backend.probe(config.device).ok)

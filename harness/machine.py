@@ -24,6 +24,7 @@ class Machine:
     cores: int
     memory: int | None
     memory_available: int | None
+    gpus: int = 0
 
     @property
     def device(self) -> str:
@@ -43,6 +44,7 @@ def this_machine() -> Machine:
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory=total,
         memory_available=free,
+        gpus=torch.cuda.device_count() if present else 0,
     )
 
 

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.backends import BACKENDS
+from harness.backends import BACKENDS, backend_of
 from harness.cases import Group, stable_hash
 from harness.child import WORKER, Child, ChildDied, ChildHung
 from harness.limits import PASS_FACTOR
@@ -81,7 +81,9 @@ class _Run:
         kernels = {kernel for group in groups for kernel in group.kernels}
         self.available = {kernel: BACKENDS[kernel].probe(self.device) for kernel in kernels}
         passes = {pass_ for group in groups for pass_ in group.passes}
-        self.hashes = {(k, pass_): BACKENDS[k].source_hash(self.device, pass_) for k in kernels for pass_ in passes}
+        # All groups of a run have the same way of sharing but for its strategy, which is no other source.
+        by_name = {kernel: backend_of(kernel, groups[0]) for kernel in kernels}
+        self.hashes = {(k, pass_): by_name[k].source_hash(self.device, pass_) for k in kernels for pass_ in passes}
         self.record = environment(self.device)
         self.groups = groups
         self.statuses: Counter[str] = Counter()
@@ -238,7 +240,7 @@ class _Run:
 
     def _row(self, group: Group, kernel: str, pass_: str, number: int) -> Row:
         """Everything about a row that is known before it is measured."""
-        p, case = group.problem, group.case(kernel, pass_)
+        p, case, sharing = group.problem, group.case(kernel, pass_), group.sharing
         sha, dirty = git_state()
         return {
             "schema_version": SCHEMA_VERSION,
@@ -256,9 +258,9 @@ class _Run:
             "kernel_version": self.available[kernel].version,
             "source_hash": self.hashes[kernel, pass_],
             "build_flags": None,
-            "strategy": None,
-            "exchange": None,
-            "cp_degree": 1,
+            "strategy": sharing.strategy if sharing is not None else None,
+            "exchange": sharing.exchange if sharing is not None else None,
+            "cp_degree": sharing.cp_degree if sharing is not None else 1,
             "mask": p.mask.family,
             "mask_variant": p.mask.variant,
             "mask_params": dict(p.mask.params),

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from harness.backends import BACKENDS
+from harness.backends import backend_of
 from harness.backends.base import Attend
 from harness.cases import Group
 from harness.device import ClockSampler
@@ -51,7 +51,12 @@ def serve(work: Iterator[Planned], report: Report) -> None:
     """Run what is asked, group by group."""
     for planned in work:
         group = planned.group
-        run_group(planned, report)
+        if group.sharing is None:
+            run_group(planned, Timer(group.device, group.timing), report)
+        else:
+            from harness.team import run_in_team  # here, since it starts processes that run this module's part of a group
+
+            run_in_team(planned, report)
         report(event="group_done")
         if "torch._dynamo" in sys.modules:
             torch._dynamo.reset()  # or the recompile limit would send later groups down a slow path
@@ -60,7 +65,7 @@ def serve(work: Iterator[Planned], report: Report) -> None:
             torch.cuda.empty_cache()
 
 
-def run_group(planned: Planned, report: Report) -> None:
+def run_group(planned: Planned, timer: Timer, report: Report) -> None:
     """Prepare, check and time one group; every outcome is reported, none raises but what kills the process."""
     group, problem = planned.group, planned.group.problem
     # torch's own switch is how a user asks every competitor for it; without filling fresh memory, which is not timed.
@@ -76,7 +81,6 @@ def run_group(planned: Planned, report: Report) -> None:
     )
     inputs = make_inputs(problem, group.device)
     oracle = Oracle(mask, inputs, problem.head_dim**-0.5)
-    timer = Timer(group.device, group.timing)
     ready = []
     for name in planned.kernels:
         report(event="start", kernel=name, phase="check")
@@ -92,7 +96,7 @@ def _enter(
     name: str, group: Group, mask: ColumnMask, inputs: Inputs, oracle: Oracle, timer: Timer, report: Report
 ) -> Competitor | None:
     """Prepare and check one competitor; None (and a verdict for every pass) when it cannot go on."""
-    backend = BACKENDS[name]
+    backend = backend_of(name, group)
     passes = []
     for pass_ in group.passes:
         reason = backend.unsupported(group.problem, mask, pass_, group.device)
@@ -107,7 +111,7 @@ def _enter(
         attend = backend.prepare(group.problem, mask)
         timer.sync()
         begin = time.perf_counter()
-        calls = _calls(attend, inputs.in_layout(backend.layout), passes, gradients)
+        calls = _calls(*backend.timed(attend, inputs), passes, gradients)
         for call in calls.values():
             call()
         timer.sync()
@@ -211,7 +215,7 @@ def _short(error: BaseException) -> str:
     return f"{type(error).__name__}: {first[0]}"[:300]
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent ends, however that ends."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -219,7 +223,7 @@ def _die_with_parent() -> None:
 
 def main() -> None:
     """Serve groups from standard input until it closes; ``sys.argv[1]`` is the number of the report pipe."""
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides
     torch.backends.cuda.matmul.allow_tf32 = False  # the oracle's float32 is float32
     with os.fdopen(int(sys.argv[1]), "w", buffering=1) as pipe:

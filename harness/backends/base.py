@@ -15,6 +15,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from harness.cases import Problem
+from harness.inputs import Inputs
 from harness.provenance import ROOT, hash_files
 from masks.column_mask import ColumnMask
 
@@ -53,6 +54,10 @@ class Backend(ABC):
     @abstractmethod
     def prepare(self, problem: Problem, mask: ColumnMask) -> Attend:
         """Everything that is made once for a mask (timed apart as ``setup_ms``). ``mask`` lies on the device."""
+
+    def timed(self, attend: Attend, inputs: Inputs) -> tuple[Attend, Inputs]:
+        """What is timed, on what: the call that was checked, in this layout."""
+        return attend, inputs.in_layout(self.layout)
 
     def sources_of(self, pass_: str) -> Iterable[Path]:
         """Files and folders that determine what it does in a pass and how fast: its own module and ``sources``."""

@@ -101,6 +101,7 @@ class Strategy(Enum):
 
     fm3 = "fm3"
     ring = "ring"
+    ring_skip = "ring_skip"
     all_gather = "all_gather"
     dual_chunk = "dual_chunk"
     magi = "magi"

@@ -88,14 +88,14 @@ def test_death_in_a_later_round_keeps_the_rounds_before(tmp_path: Path, monkeypa
 
 def test_a_hang_ends_with_its_timeout(tmp_path: Path) -> None:
     began = time.monotonic()
-    assert run([group(("hangs", "good"), timeout_s=8)], options(tmp_path)) == EXIT_FAILED
+    assert run([group(("hangs", "good"), timeout_s=20)], options(tmp_path)) == EXIT_FAILED
     assert statuses(tmp_path) == {
         ("hangs", "forward"): {"timeout"},
         ("hangs", "backward"): {"timeout"},
         ("good", "forward"): {"ok"},
         ("good", "backward"): {"ok"},
     }
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 90
 
 
 def test_resume_repeats_nothing_and_retries_what_may_go_well_now(tmp_path: Path) -> None:
