@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from context_parallel.group import Group
+from context_parallel.group import Group, Pending
 from context_parallel.plan import Plan
 from context_parallel.shards import Slots, pack, refuse_second_derivative, unpack
 from fm3_kernel import PreparedMask, flashmask_attention
@@ -113,7 +113,9 @@ class Ring(torch.autograd.Function):
         dout = torch.zeros_like(out) if dout is None else dout
         dq = torch.zeros_like(out, dtype=dtype)
         own = k.new_zeros((k.shape[1], 2, k.shape[0], *k.shape[2:]), dtype=dtype)
-        home, before, under_way = None, None, None
+        home: Tensor | None = None
+        before: Tensor | None = None
+        under_way: Pending | None = None
         for hop, shard in hops.shards(group, k, v):
             slots = hops.slots[hop]
             part = None
@@ -128,20 +130,38 @@ class Ring(torch.autograd.Function):
                 total = own.new_zeros((slots.tokens(slots.units), *own.shape[1:]))
             if part is not None and total is not None:
                 total += part
-            sends, receives, before = [], [], None
-            if hop > 0 and total is not None:
-                sends = [(hops.next if hops.hands_on(hop) else hops.owner(hop), total)]
-            if hop > 0 and hops.has(hop + 1):
-                units = hops.slots[hop + 1].units
-                before = own.new_empty((hops.slots[hop + 1].tokens(units), *own.shape[1:]))
-                receives.append((hops.previous, before))
-            if hops.turns_at(hop):
-                home = torch.empty_like(own)
-                receives.append(((hops.rank + hop) % hops.ranks, home))
-            under_way = group.start(sends, receives)
+            under_way, before, arriving = _send_gradients(group, hops, hop, total, own)
+            home = home if arriving is None else arriving
         if under_way is not None:
             under_way.wait()
         if home is not None:
             own += home
         dk, dv = unpack(own.to(k.dtype))
         return dq.to(q.dtype), dk.contiguous(), dv.contiguous(), None, None, None, None
+
+
+def _send_gradients(
+    group: Group, hops: Hops, hop: int, total: Tensor | None, own: Tensor
+) -> tuple[Pending, Tensor | None, Tensor | None]:
+    """Sends the summed gradient of the shard of ``hop`` on, behind its shard, or home from where that stops.
+
+    Args:
+        total: the sum so far, None without a shard. The rank's own, at hop 0, stays.
+        own: the gradient of the rank's own shard, for its shape and dtype.
+
+    Returns:
+        What is under way: the sum so far of the shard of ``hop + 1``, and the sum for the rank's own shard; None where none
+        comes. A shard has a sum only from hop 1 on.
+    """
+    sends, receives = [], []
+    before, home = None, None
+    if hop > 0 and total is not None:
+        sends.append((hops.next if hops.hands_on(hop) else hops.owner(hop), total))
+    if hop > 0 and hops.has(hop + 1):
+        slots = hops.slots[hop + 1]
+        before = own.new_empty((slots.tokens(slots.units), *own.shape[1:]))
+        receives.append((hops.previous, before))
+    if hops.turns_at(hop):
+        home = torch.empty_like(own)
+        receives.append(((hops.rank + hop) % hops.ranks, home))
+    return group.start(sends, receives), before, home

@@ -10,8 +10,8 @@ from typing import Any, Literal, overload
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from context_parallel.agreement import Facts, agree
@@ -28,6 +28,8 @@ from masks.column_mask import ColumnMask
 
 class ContextParallel:
     """One mask on one group: which rows are here, and attention from them to the whole sequence.
+
+    ``plan`` says who has which rows, needs which units and gets them from whom; ``mask`` and ``strategy`` are as given.
 
     Args:
         group: a process group that this process is in, or a DeviceMesh of one dimension. None: the default process group,
@@ -51,7 +53,7 @@ class ContextParallel:
 
     def __init__(
         self,
-        group: dist.ProcessGroup | DeviceMesh | None,
+        group: ProcessGroup | DeviceMesh | None,
         mask: ColumnMask,
         *,
         strategy: str = "fm3",

@@ -1,4 +1,4 @@
-"""Processes that talk over gloo, one a rank, for tests of what runs in several of them."""
+"""Processes of one group, one a rank, for tests of what runs in several of them: over gloo, or NCCL with a GPU each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 
-def run_ranks(function: Callable[..., None], ranks: int, folder: Path, *args: object, timeout: float = 60) -> None:
+def run_ranks(
+    function: Callable[..., None], ranks: int, folder: Path, *args: object, timeout: float = 60, backend: str = "gloo"
+) -> None:
     """Calls ``function(rank, *args)`` in so many processes of one group; raises what the first of them raises.
 
     Args:
@@ -19,14 +21,19 @@ def run_ranks(function: Callable[..., None], ranks: int, folder: Path, *args: ob
         ranks: number of processes.
         folder: empty, where they meet.
         timeout: seconds after which an unanswered exchange fails.
+        backend: ``gloo``, or ``nccl``: then each process has the GPU of its rank.
     """
-    spawn(_start, args=(ranks, str(folder / "meet"), timeout, function, args), nprocs=ranks, join=True)
+    spawn(_start, args=(ranks, str(folder / "meet"), timeout, backend, function, args), nprocs=ranks, join=True)
 
 
-def _start(rank: int, ranks: int, meet: str, timeout: float, function: Callable[..., None], args: tuple[object, ...]) -> None:
+def _start(
+    rank: int, ranks: int, meet: str, timeout: float, backend: str, function: Callable[..., None], args: tuple[object, ...]
+) -> None:
     torch.set_num_threads(1)
     wait = timedelta(seconds=timeout)
-    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=ranks, timeout=wait)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=f"file://{meet}", rank=rank, world_size=ranks, timeout=wait)
     try:
         function(rank, *args)
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from functools import partial
 from pathlib import Path
 
@@ -29,10 +31,13 @@ def family_mask(family: str, seqlen: int, heads: int = 1, batch: int = 1, seed: 
     return build_mask(family, seqlen, documents=documents, heads=heads, batch=batch, seed=seed)
 
 
-def inputs(seqlen: int, batch: int = 1, heads: int = 4, kv_heads: int = 2, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def inputs(
+    seqlen: int, batch: int = 1, heads: int = 4, kv_heads: int = 2, dtype: torch.dtype = torch.float64, width: int = 8
+) -> list[Tensor]:
     """q, k, v, dout, dlse of the whole sequence, the same on every rank; dlse as ``[B, S, Hq]`` so that it can be sharded."""
     generator = torch.Generator().manual_seed(seqlen)
-    shapes = [(batch, seqlen, heads, 8), *[(batch, seqlen, kv_heads, 8)] * 2, (batch, seqlen, heads, 8), (batch, seqlen, heads)]
+    long, short = (batch, seqlen, heads, width), (batch, seqlen, kv_heads, width)
+    shapes = [long, short, short, long, (batch, seqlen, heads)]
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
@@ -58,9 +63,8 @@ def assert_rows(cp: ContextParallel, got: list[Tensor], want: list[Tensor], what
         there = cp.shard(whole)
         assert here.shape == there.shape and here.dtype == there.dtype, f"{what}, rank {cp.rank}: {name} is {here.shape}"
         assert not here.isnan().any(), f"{what}, rank {cp.rank}: {name} has NaN"
-        torch.testing.assert_close(
-            *(here.double(), there.double()), rtol=tolerance, atol=tolerance, msg=f"{what}, rank {cp.rank}: {name} is wrong"
-        )
+        where = f"{what}, rank {cp.rank}, {name}: "
+        torch.testing.assert_close(*(here.double(), there.double()), rtol=tolerance, atol=tolerance, msg=where.__add__)
 
 
 # -- the families ----------------------------------------------------------------------------------------------------
@@ -75,21 +79,21 @@ def families(rank: int, file: str, seqlen: int) -> None:
             assert_rows(cp, together(cp, tensors), want, f"{family} by {strategy}")
 
 
+def check_families(ranks: int, seqlen: int, folder: Path) -> None:
+    tensors = inputs(seqlen)
+    torch.save({family: alone(family_mask(family, seqlen), tensors) for family in FAMILIES}, folder / "want.pt")
+    run_ranks(families, ranks, folder, str(folder / "want.pt"), seqlen)
+
+
 @pytest.mark.parametrize(("ranks", "seqlen"), [(2, 512), (3, 600), (4, 600)])
 def test_every_family_by_every_strategy(ranks: int, seqlen: int, tmp_path: Path) -> None:
     """Even and uneven shards, a short last chunk and unit, chunks that do not divide by the ranks, GQA."""
-    tensors = inputs(seqlen)
-    want = {family: alone(family_mask(family, seqlen), tensors) for family in FAMILIES}
-    torch.save(want, tmp_path / "want.pt")
-    run_ranks(families, ranks, tmp_path, str(tmp_path / "want.pt"), seqlen)
+    check_families(ranks, seqlen, tmp_path)
 
 
 @pytest.mark.slow
 def test_eight_ranks(tmp_path: Path) -> None:
-    tensors = inputs(2500)
-    want = {family: alone(family_mask(family, 2500, heads=2), tensors) for family in FAMILIES}
-    torch.save(want, tmp_path / "want.pt")
-    run_ranks(families, 8, tmp_path, str(tmp_path / "want.pt"), 2500, timeout=240)
+    check_families(8, 2500, tmp_path)
 
 
 # -- what else may come ------------------------------------------------------------------------------------------------
@@ -103,6 +107,7 @@ def odd_cases(rank: int) -> None:
             mask, tensors = family_mask("causal", seqlen), inputs(seqlen)
             cp = ContextParallel(None, mask, strategy=strategy)
             assert sum(bool(cp.plan.rows(one)) for one in range(world)) == -(-seqlen // 128) < world
+            assert torch.equal(cp.unshard(cp.position_ids()[None]), torch.arange(seqlen)[None])
             assert_rows(cp, together(cp, tensors), alone(mask, tensors), f"{seqlen} rows by {strategy}")
 
         # Padding between and after documents: rows that see nothing, on some ranks nothing else.
@@ -203,6 +208,31 @@ def test_a_mask_for_every_step_and_layers(tmp_path: Path) -> None:
     run_ranks(steps, 3, tmp_path)
 
 
+def delayed(rank: int, count: int) -> None:
+    """Nobody arrives in the order of the ranks, and none of the masks comes twice."""
+    delays = random.Random(rank)
+    tensors = inputs(300)
+    first = ContextParallel(None, family_mask("causal", 300))
+    assert_rows(first, together(first, tensors), alone(first.mask, tensors), "the first step")
+    cps = [ContextParallel(None, first.mask, strategy=strategy, check=False) for strategy in STRATEGIES]
+    for step in range(count):
+        mask = family_mask("random_eviction", 300, seed=step)
+        cp = cps[step % len(cps)].with_mask(mask, check=False)
+        q, k, v, dout = (cp.shard(x) for x in tensors[:4])
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        time.sleep(delays.choice((0, 0, 0.002, 0.01)))
+        out, lse = cp.attention(*leaves, return_lse=True)
+        time.sleep(delays.choice((0, 0, 0.002, 0.01)))
+        grads = torch.autograd.grad(out, leaves, dout)
+        want = alone(mask, [*tensors[:4], torch.zeros_like(tensors[4])])
+        assert_rows(cp, [out, lse.transpose(1, 2), *grads], want, f"step {step} by {cp.strategy}")
+
+
+@pytest.mark.parametrize("count", [25, pytest.param(1000, marks=pytest.mark.slow)])
+def test_steps_with_delayed_arrivals(count: int, tmp_path: Path) -> None:
+    run_ranks(delayed, 4, tmp_path, count)
+
+
 def groups(rank: int) -> None:
     """Two groups at once, neither starts at rank 0 with its own rank numbers; and a mesh."""
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
@@ -225,6 +255,26 @@ def groups(rank: int) -> None:
 
 def test_groups_that_do_not_start_at_rank_0(tmp_path: Path) -> None:
     run_ranks(groups, 4, tmp_path)
+
+
+# -- GPUs ------------------------------------------------------------------------------------------------------------
+
+
+def on_gpus(rank: int) -> None:
+    """Against one GPU, by the same kernel: what differs is the order of sums, and where 16 bits are rounded."""
+    tensors = [x.cuda() for x in inputs(2000, 2, 8, 2, torch.bfloat16, 64)]
+    for family in FAMILIES:
+        mask = family_mask(family, 2000)
+        want = alone(mask.to("cuda"), tensors)
+        for strategy in STRATEGIES:
+            cp = ContextParallel(None, mask, strategy=strategy, exchange="nccl")
+            assert_rows(cp, together(cp, tensors), want, f"{family} by {strategy}", 0.04)
+
+
+@pytest.mark.hopper
+@pytest.mark.multigpu
+def test_two_gpus(tmp_path: Path) -> None:
+    run_ranks(on_gpus, 2, tmp_path, backend="nccl", timeout=240)
 
 
 # -- one rank, and no process group ------------------------------------------------------------------------------------

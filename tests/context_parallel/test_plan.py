@@ -17,6 +17,7 @@ from random_masks import random_masks
 from context_parallel.grid import Grid, PlanError
 from context_parallel.placements import dual_chunk
 from context_parallel.plan import Plan, make_plan
+from context_parallel.strategies import STRATEGIES, plan_of
 from masks.column_mask import ColumnMask
 from masks.documents import paper_documents
 from masks.families import FAMILIES, build_mask
@@ -195,6 +196,8 @@ def test_no_communication(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in range(4):
         plan.local_mask(mask, rank)
     plan.digest()
+    for strategy in STRATEGIES:
+        plan_of(mask, 4, strategy).digest()
 
 
 @pytest.mark.parametrize(

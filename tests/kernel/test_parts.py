@@ -18,15 +18,14 @@ PARTS = ((0, 128), (128, 200), (200, 300))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "block_sparse"])
 def test_three_parts_are_the_whole(family: str, dtype: torch.dtype) -> None:
-    """In parts some rows see no key, and in all of them rows of some families see none at all."""
+    """In parts some rows see no key, and in all of them rows of some families see none at all. (Block masks are cut at
+    whole tiles only, as in tests/context_parallel.)"""
     documents = paper_documents(ROWS, "b") if FAMILIES[family].needs_documents else None
     mask = build_mask(family, ROWS, documents=documents)
     q, k, v, dout, dlse = tensors(1, ROWS, ROWS, 4, 2, dtype=dtype)
     scale = 0.3
-    if family == "block_sparse":
-        pytest.skip("its tiles would have to start at multiples of 128 in every part; tests/context_parallel has it")
     out = torch.zeros(q.shape, dtype=sum_dtype(dtype))
     lse = torch.full((1, 4, ROWS), -torch.inf, dtype=out.dtype)
     parts = []
