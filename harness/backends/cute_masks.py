@@ -1,8 +1,8 @@
 """Column masks as element functions in CuTe DSL, for FlashAttention 4. Importing this needs CuTe DSL.
 
 Each function gets batch item, query head, row and column as one-element vectors and the mask's vectors as ``aux``; True =
-visible. One for every form, each whole in itself: FlashAttention caches a compiled kernel under the text of its function,
-so text that lies elsewhere would not be missed when it changes. A block mask needs none: a dropped tile is not listed.
+visible. One for every form, each whole in itself: FlashAttention caches a compiled kernel under the text of its function
+alone, so a change to a helper elsewhere would go unnoticed. A block mask needs none: a dropped tile is not listed.
 """
 
 from __future__ import annotations
