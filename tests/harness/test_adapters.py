@@ -52,7 +52,7 @@ EXPRESSES = {
 SHAPES = {"MHA": {"heads": 2, "kv_heads": 2}, "GQA": {"heads": 4, "kv_heads": 2}}
 
 
-def problem_of(family: str, seqlen: int = 300, **shape: Any) -> Problem:
+def problem_of(family: str, seqlen: int = 264, **shape: Any) -> Problem:
     documents = None
     if FAMILIES[family].needs_documents:
         documents = tuple((d.length, d.prefix, d.flag) for d in paper_documents(seqlen, "b"))
@@ -62,6 +62,7 @@ def problem_of(family: str, seqlen: int = 300, **shape: Any) -> Problem:
     return Problem(MaskSpec(family, "b", documents), seqlen, dtype=dtype, **sizes)
 
 
+_EXPECTED: dict[str, dict[str, torch.Tensor]] = {}
 _DENSE: dict[str, torch.Tensor] = {}
 
 
@@ -74,7 +75,14 @@ def oracle(mask: ColumnMask) -> torch.Tensor:
 
 
 def expected(problem: Problem) -> dict[str, torch.Tensor]:
-    """out, LSE and gradients in double precision."""
+    """out, LSE and gradients in double precision; made once a problem."""
+    key = repr(problem)
+    if key not in _EXPECTED:
+        _EXPECTED[key] = _expected(problem)
+    return _EXPECTED[key]
+
+
+def _expected(problem: Problem) -> dict[str, torch.Tensor]:
     inputs = make_inputs(problem, "cpu")
     seen = oracle(make_mask(problem, "cpu"))
     seen = seen.repeat_interleave(problem.heads // seen.shape[1], dim=1)
@@ -99,11 +107,11 @@ def compare(name: str, problem: Problem) -> None:
         assert value is not None
         assert value.shape == right.shape, key
         assert value.dtype == (torch.float32 if key == "lse" else torch.bfloat16), key
-        # The LSE is not rounded to 16 bits: one key more or less of 300 shows.
+        # The LSE is not rounded to 16 bits: one key more or less of 264 shows.
         tolerance = 1e-4 if key == "lse" else 0.02 * float(right.abs().max())
         assert float((value.double() - right).abs().max()) <= tolerance, key
-    inputs = make_inputs(problem, "cpu")
-    assert run_once(attend, backend.layout, inputs, gradients=False)["lse"] is not None
+    # Without gradients too: there some leave the LSE out unless they are asked.
+    assert run_once(attend, backend.layout, make_inputs(problem, "cpu"), gradients=False)["lse"] is not None
 
 
 def refusal(name: str, problem: Problem, pass_: str = "both", mask: ColumnMask | None = None) -> str | None:
@@ -159,8 +167,8 @@ def test_a_refusal_says_why(name: str, family: str, shape: dict[str, Any], reaso
 
 
 def test_vectors_of_every_head_are_only_taken_where_they_are_written_for() -> None:
-    zero = torch.zeros((1, 2, 300), dtype=torch.int32)
-    mask = ColumnMask(lts=zero + 300, ute=zero + torch.arange(300, dtype=torch.int32) // 2, seqlen_q=300, seqlen_k=300)
+    zero = torch.zeros((1, 2, 264), dtype=torch.int32)
+    mask = ColumnMask(lts=zero + 264, ute=zero + torch.arange(264, dtype=torch.int32) // 2, seqlen_q=264, seqlen_k=264)
     told = refusal("flash_attn_4", problem_of("full"), mask=mask)
     assert told == "vectors of every head's own are handed to it for causal LTS masks only, not for lts, ute"
 
@@ -207,11 +215,11 @@ def test_a_conversion_that_is_off_by_one_row_would_be_noticed(monkeypatch: pytes
 
 def test_flash_attention_4_gets_tile_lists_of_both_passes() -> None:
     """Without those of the backward pass its gradients are right and every tile is computed."""
-    compare("flash_attn_4", problem_of("share_question", seqlen=700))
+    compare("flash_attn_4", problem_of("share_question", seqlen=400))
     call = CALLS[0]
     for lists in (call["lists"], call["lists_bwd"]):
         listed = int(lists.mask_block_cnt.sum() + lists.full_block_cnt.sum())
-        assert 6 <= listed < 21, "as many as the causal tiles: nothing is skipped"
+        assert 4 <= listed < 10, "as many as the causal tiles: nothing is skipped"
     assert int(call["lists"].full_block_cnt.sum()) == int(call["lists_bwd"].full_block_cnt.sum())
 
 
@@ -234,7 +242,7 @@ def test_masks_that_flags_express_take_no_element_function() -> None:
     for family, causal, window in (
         ("full", False, (None, None)),
         ("causal", True, (None, None)),
-        ("sliding_window", True, (17, 0)),
+        ("sliding_window", True, (15, 0)),
     ):
         CALLS.clear()
         compare("flash_attn_4", problem_of(family))
