@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from harness.backends import backend_of
-from harness.backends.base import Attend
+from harness.backends.base import Attend, MissingBackend
 from harness.cases import Group
 from harness.device import ClockSampler
 from harness.gate import Incorrect, check
@@ -191,6 +191,8 @@ def _caught(kernel: str, passes: list[str], report: Report) -> Iterator[None]:
         yield
     except Incorrect as error:
         report(event="verdict", kernel=kernel, passes=passes, status="incorrect", reason=str(error), errors=error.errors)
+    except MissingBackend as error:
+        report(event="verdict", kernel=kernel, passes=passes, status="missing_backend", reason=str(error))
     except (torch.OutOfMemoryError, MemoryError) as error:
         report(event="verdict", kernel=kernel, passes=passes, status="oom", reason=_short(error))
         gc.collect()

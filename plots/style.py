@@ -82,6 +82,7 @@ KERNELS: dict[str, Look] = {
     "flash_attn_2": Look("FlashAttention-2", "#56B4E9", "\\\\\\", "<"),
     "flash_attn_3": Look("FlashAttention-3", "#44AA99", "///", ">"),
     "flash_attn_4": Look("FlashAttention-4", "#785EF0", "", "h"),
+    "flashmask_3": Look("FlashMask-3 (published)", "#CC79A7", "///", "H"),
     "flashmask": Look("FlashMask", "#CC79A7", "", "d"),
     "magi": Look("MagiAttention", "#AA3377", "...", "*"),
 }

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from harness.backends.base import Attend, Availability, Backend
+from harness.backends.base import Attend, Availability, Backend, MissingBackend
 from harness.backends.dense import Dense
+from harness.backends.flash_attn_2 import FlashAttn2
+from harness.backends.flash_attn_3 import FlashAttn3
+from harness.backends.flash_attn_4 import FlashAttn4
+from harness.backends.flashmask_3 import FlashMask3
 from harness.backends.flex import Flex, FlexFlash
 from harness.backends.fm3 import Fm3
+from harness.backends.magi import Magi
 from harness.backends.reference import Reference
 from harness.backends.sdpa import SdpaCudnn, SdpaFlash
 from harness.backends.sharded import IMPLEMENTATIONS, Sharded
 from harness.cases import Group
 
 BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (Fm3(), Reference(), Dense(), SdpaFlash(), SdpaCudnn(), Flex(), FlexFlash())
+    backend.name: backend
+    for backend in (
+        Fm3(),
+        Reference(),
+        Dense(),
+        SdpaFlash(),
+        SdpaCudnn(),
+        Flex(),
+        FlexFlash(),
+        FlashAttn2(),
+        FlashAttn3(),
+        FlashAttn4(),
+        FlashMask3(),
+        Magi(),
+    )
 }
 
 SHARED = tuple(IMPLEMENTATIONS)
@@ -25,4 +44,4 @@ def backend_of(name: str, group: Group) -> Backend:
     return backend if group.sharing is None else Sharded(backend, group.sharing)
 
 
-__all__ = ["BACKENDS", "SHARED", "Attend", "Availability", "Backend", "backend_of"]
+__all__ = ["BACKENDS", "SHARED", "Attend", "Availability", "Backend", "MissingBackend", "backend_of"]

@@ -33,6 +33,10 @@ class Availability:
     install: str | None = None
 
 
+class MissingBackend(Exception):
+    """A competitor's library does not load, or is another version than the one asked for: no result, and no fault of it."""
+
+
 class Backend(ABC):
     """One competitor."""
 
@@ -45,7 +49,8 @@ class Backend(ABC):
 
     @abstractmethod
     def probe(self, device: str) -> Availability:
-        """Whether it can run on ``device`` (``cuda`` or ``cpu``). Must not touch the device's memory."""
+        """Whether it can run on ``device`` (``cuda`` or ``cpu``). Must not touch the device's memory, nor import a library that
+        takes long: what only an import can tell, ``prepare`` tells by :class:`MissingBackend`."""
 
     @abstractmethod
     def unsupported(self, problem: Problem, mask: ColumnMask, pass_: str, device: str) -> str | None:
