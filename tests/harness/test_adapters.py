@@ -28,6 +28,7 @@ from harness.inputs import make_inputs, make_mask
 from harness.resume import Planned
 from harness.rows import read_rows
 from harness.runner import EXIT_FAILED, run
+from harness.timing import Timer
 from harness.worker import run_group
 from masks.column_mask import ColumnMask
 from masks.dense import dense
@@ -180,7 +181,7 @@ def test_the_harness_checks_and_times_it(name: str) -> None:
     timing = Timing(protocol="burst", rounds=1, min_samples=1, max_samples=1, target_s=0.001)
     asked = Group(problem, (name,), ("forward", "backward"), "cpu", timing)
     events: list[dict[str, Any]] = []
-    run_group(planned(asked), lambda **event: events.append(event))
+    run_group(planned(asked), Timer("cpu", timing), lambda **event: events.append(event))
     assert [event for event in events if event["event"] == "verdict"] == []
     (measured,) = [event for event in events if event["event"] == "round"]
     assert [entry["pass"] for entry in measured["entries"]] == ["forward", "backward"]
@@ -338,7 +339,8 @@ def test_a_package_that_does_not_load_is_a_missing_backend(name: str, monkeypatc
     with pytest.raises(MissingBackend, match="does not load: ImportError: undefined symbol: _ZN3c10$"):
         BACKENDS[name].prepare(problem, make_mask(problem, "cpu"))
     events: list[dict[str, Any]] = []
-    run_group(planned(Group(problem, (name,), ("forward",), "cpu")), lambda **event: events.append(event))
+    asked = Group(problem, (name,), ("forward",), "cpu")
+    run_group(planned(asked), Timer("cpu", asked.timing), lambda **event: events.append(event))
     (verdict,) = [event for event in events if event["event"] == "verdict"]
     assert verdict["status"] == "missing_backend" and "undefined symbol" in verdict["reason"]
 
