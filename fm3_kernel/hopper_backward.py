@@ -11,7 +11,6 @@ import ctypes
 import torch
 from torch import Tensor
 
-from fm3_kernel.checks import FM3Error
 from fm3_kernel.hopper import (
     SMALLEST_SCALE,
     STRIDES,
@@ -31,10 +30,11 @@ from fm3_kernel.hopper import (
 from fm3_kernel.library import check
 from masks.column_mask import tile_count
 
-HEAD_DIMS = (64, 128, 256)
-
 SUMS_BYTES = 192 * 2**20
 """Room for sums of dq, unless four KV heads need more."""
+
+MOST_SLOTS = 64
+"""``kMostSlots`` of ``csrc/sm90/backward_shape.cuh``: KV heads whose sums may have room at a time."""
 
 ROW_PADDING = 128
 """``kRowPadding`` of ``csrc/sm90/backward_args.h``: scratch of rows is padded to a multiple of it."""
@@ -83,7 +83,7 @@ def backward(
 
     Args:
         dout: like ``out``, any strides, finite also in rows that see nothing; dlse: like ``lse``, any strides, or None.
-        q, k, v, mask, scale, preparation: as for :func:`fm3_kernel.hopper.forward`, D = 64, 128 or 256; out, lse: its result.
+        q, k, v, mask, scale, preparation: as for :func:`fm3_kernel.hopper_forward.forward`; out, lse: its result.
         deterministic: the same bits in every run. dq is summed in 31-bit integers then, whose range every row has to itself.
 
     Returns:
@@ -93,8 +93,6 @@ def backward(
         FM3Error: tensors that the kernel does not take; CudaError: a launch failed.
     """
     check_tensors(q, k, v)
-    if q.shape[3] not in HEAD_DIMS:
-        raise FM3Error(f"head dim is {q.shape[3]}; the Hopper backward kernel takes {', '.join(map(str, HEAD_DIMS))}")
     (batch, rows, heads, head_dim), (columns, kv_heads) = q.shape, k.shape[1:3]
     device = q.device
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=device) for x in (q, k, v))
@@ -152,4 +150,4 @@ def sums_in_turn(sums: int, kv_heads: int) -> int:
     Enough that one column tile that many rows see does not keep all others waiting, and not more than 192 MiB where four KV
     heads need less.
     """
-    return min(kv_heads, 64, max(4, SUMS_BYTES // (4 * sums)))
+    return min(kv_heads, MOST_SLOTS, max(4, SUMS_BYTES // (4 * sums)))

@@ -89,7 +89,7 @@ def _backward(
     need_k: bool,
     need_v: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if _is_on_hopper(q, implementation) and q.shape[3] in hopper_backward.HEAD_DIMS:
+    if _is_on_hopper(q, implementation):
         found = hopper_backward.backward(
             *(dout, dlse, q, k, v, out, lse),
             hopper.MaskTensors(lts, lte, uts, ute, block_mask, causal),

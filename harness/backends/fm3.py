@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from fm3_kernel import flashmask_attention, hopper, hopper_backward, prepare_mask
+from fm3_kernel import flashmask_attention, hopper, prepare_mask
 from fm3_kernel.build import BuildError, build, instances, sources
 from harness.backends.base import Attend, Availability, Backend, torch_version
 from harness.cases import Problem
@@ -45,10 +45,7 @@ class Fm3(Backend):
         return Availability(True, f"sm_90a, torch {torch_version()}")
 
     def unsupported(self, problem: Problem, mask: ColumnMask, pass_: str, device: str) -> str | None:
-        """16-bit inputs, three head dims, two of them backward."""
-        if pass_ != "forward" and problem.head_dim not in hopper_backward.HEAD_DIMS:
-            allowed = ", ".join(map(str, hopper_backward.HEAD_DIMS))
-            return f"the backward kernel takes head dims {allowed}, not {problem.head_dim}"
+        """16-bit inputs, three head dims."""
         if DTYPES[problem.dtype] not in hopper.DTYPES:
             return f"takes bfloat16 and float16, not {problem.dtype}"
         if problem.head_dim not in hopper.HEAD_DIMS:
