@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from c_side import offsets_in_c
 
+from context_parallel import compiled
 from fm3_kernel import hopper, hopper_backward, hopper_forward
 
 
@@ -18,6 +19,9 @@ from fm3_kernel import hopper, hopper_backward, hopper_forward
         ("forward_args.h", "Fm3ForwardArgs", hopper_forward.ForwardArgs),
         ("backward_args.h", "Fm3BackwardArgs", hopper_backward.BackwardArgs),
         ("backward_args.h", "Fm3RowsArgs", hopper_backward.RowsArgs),
+        ("../planner/planner.h", "Fm3PlanMask", compiled.PlanMask),
+        ("../planner/planner.h", "Fm3PlanCosts", compiled.PlanCosts),
+        ("../planner/planner.h", "Fm3PlanGroup", compiled.PlanGroup),
     ],
 )
 def test_the_arguments_have_the_layout_of_the_header(
