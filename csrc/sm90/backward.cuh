@@ -11,6 +11,7 @@
 #include "backward_load.cuh"
 #include "backward_multiply.cuh"
 #include "backward_wide.cuh"
+#include "ptx/sync.cuh"
 
 namespace fm3 {
 
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(F::kThreads, 1)
         if constexpr (F::kWide) {
             WideMultiplyRole<F, T>{args, maps, shared, warpgroup, scale_log2}.run();
         } else {
-            BackwardMultiplyRole<F, T>{args, maps, shared, warpgroup, scale_log2}.run();
+            BackwardMultiplyRole<F, T>{args, shared, warpgroup, scale_log2}.run();
         }
     }
 }

@@ -11,7 +11,6 @@
 #include "backward_sums.cuh"
 #include "fragments.cuh"
 #include "hidden_bits.cuh"
-#include "ptx/sync.cuh"
 #include "ptx/wgmma.cuh"
 #include "softmax.cuh"
 
@@ -23,7 +22,6 @@ struct BackwardMultiplyRole {
     static constexpr int kD = F::kD, kM = F::kM, kN = F::kN;
     static constexpr int kSum = kD / F::kWarpgroups;  // columns of dQ of one warpgroup
     const Fm3BackwardArgs& args;
-    const typename F::Maps& maps;
     Shared& shared;
     int warpgroup;
     float scale_log2;

@@ -119,7 +119,6 @@ struct Backward {
         ptx::Barrier ahead;  // the first warpgroup has its first dS of an item
     };
 
-    using Work = BackwardWork;
     using Maps = BackwardMaps;
 };
 

@@ -44,7 +44,6 @@ struct BackwardWide {
         T ds_by_query[kM * kN];
     };
 
-    using Work = BackwardWork;
     using Maps = BackwardMaps;
 };
 

@@ -1,14 +1,10 @@
-// Named barriers, register reallocation, election of a lane.
+// Named barriers, register reallocation.
 #pragma once
 
 namespace fm3::ptx {
 
 __device__ __forceinline__ void named_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void named_arrive(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // By every warp of a warpgroup. The sum over the block must fit the register file, or an increase waits for ever.
