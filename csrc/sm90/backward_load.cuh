@@ -15,7 +15,8 @@ struct BackwardLoadRole {
     const typename F::Maps& maps;
     Shared& shared;
     ptx::Ring<F::kQueryStages> query{};
-    int items = 0, steps = 0;  // stages and parities of two follow from these
+    int items = 0;
+    unsigned steps = 0;  // stages and parities follow from these
 
     __device__ __forceinline__ const BackwardWork& work() const { return shared.found.work; }
     __device__ __forceinline__ bool leads() const { return threadIdx.x % 32 == 0; }
@@ -84,7 +85,7 @@ struct BackwardLoadRole {
         const int row_tiles = ceil_div(all_rows, kRowPadding) * (kRowPadding / F::kM), group = args.heads / kv_heads;
         const int64_t rows = ((int64_t(work().item) * args.heads + head) * row_tiles + row_tile) * F::kM;
         constexpr int kBytes = F::kM * int(sizeof(float));
-        const int at = query.stage, grads = steps & 1;
+        const int at = query.stage, grads = steps % F::kGradStages;
         ptx::wait(&shared.q_empty[at], query.parity ^ 1);
         if (leads()) {
             shared.row_tile[at] = row_tile;
@@ -96,7 +97,7 @@ struct BackwardLoadRole {
             ptx::bulk_load(shared.lse2[at], args.lse2 + rows, kBytes, &shared.q_full[at]);
         }
         if (shared.found.first) load_values();
-        ptx::wait(&shared.dout_empty[grads], steps >> 1 & 1 ^ 1);
+        ptx::wait(&shared.dout_empty[grads], steps / F::kGradStages & 1 ^ 1);
         if (leads()) {
             ptx::arrive_expecting(&shared.dout_full[grads], F::kRowBytes + kBytes * (F::kFixed ? 2 : 1));
             ptx::tma_load(shared.dout[grads], &maps.dout, &shared.dout_full[grads], row_tile * F::kM, head, work().item, ptx::kEvictLast);

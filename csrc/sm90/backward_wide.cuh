@@ -2,7 +2,8 @@
 //
 // Each computes the scores of all 64 keys with 32 of the 64 queries of a step, and puts its P and dS into shared memory; then
 // each makes half of the head dim of dQ, dK and dV. So dK and dV still stay in registers over all query tiles. There is no
-// room to hand parts of dQ over: every thread adds its own to the sums.
+// room to hand parts of dQ over: every thread adds its own to the sums, four at a time. Integers have no such instruction, so
+// fixed sums leave by way of shared memory, a warp's rows in two halves, in the room of dO's second stage.
 #pragma once
 
 #include "backward_args.h"
@@ -23,10 +24,11 @@ struct BackwardWide {
     static constexpr int kM = 64;  // queries of a step
     static constexpr int kN = 64;  // keys of a work item
     static constexpr int kChunks = kD / 64;
-    static constexpr int kQueryStages = 2, kGradStages = 2, kPieceStages = 1;
+    static constexpr int kQueryStages = 2, kGradStages = kFixed ? 1 : 2, kPieceStages = 1;
     static constexpr int kWarpgroups = 2;
     static constexpr int kAdders = 4 * kWarpgroups;      // every warp
     static constexpr int kKeyReleases = 4 * kWarpgroups;  // every warp: gradients leave through the keys and the values
+    static constexpr int kPart = 1024;                    // fixed sums that a warp hands over at a time
     static constexpr int kThreads = 128 * (kWarpgroups + 1);
     static constexpr int kRowBytes = kM * kD * int(sizeof(T));
     static constexpr int kKeyBytes = kN * kD * int(sizeof(T));
@@ -42,6 +44,7 @@ struct BackwardWide {
         alignas(1024) T p[kN * kM];  // keys by queries
         T ds[kN * kM];
         T ds_by_query[kM * kN];
+        alignas(128) int dq[kFixed ? kAdders : 1][kFixed ? kPart : 1];
     };
 
     using Maps = BackwardMaps;
@@ -60,7 +63,7 @@ struct WideMultiplyRole {
     int warpgroup;
     float scale_log2;
     ptx::Ring<F::kQueryStages> query{};
-    int steps = 0;  // stages and parities of two and four follow from it
+    unsigned steps = 0;  // stages and parities follow from it
 
     struct State {
         float dk[kCount], dv[kCount];
@@ -68,6 +71,7 @@ struct WideMultiplyRole {
 
     __device__ __forceinline__ bool leads() const { return threadIdx.x % 128 == 0; }
     static __device__ __forceinline__ int parity(int flags) { return flags & kOddItem ? 1 : 0; }
+    __device__ __forceinline__ int second() const { return steps % F::kGradStages; }  // stage of dO
     static __device__ __forceinline__ void together(int barrier) { ptx::named_sync(barrier, 128 * F::kWarpgroups); }
 
     // All keys by this warpgroup's queries.
@@ -111,7 +115,9 @@ struct WideMultiplyRole {
 
     // 16 keys by 16 queries of a warp, as operand registers, into a tile of keys by queries, or turned round.
     __device__ __forceinline__ void store_operand(const uint32_t (&x)[4], int sixteen, T* by_key, T* by_query) const {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+        int thread = threadIdx.x % 128;
+        if (F::kFixed) asm volatile("" : "+r"(thread));  // opaque, as in add_sums
+        const int lane = thread % 32, warp = thread / 32;
         const int first = warpgroup * kQueries + 16 * sixteen;  // query
         // Matrix m = lane/8 holds keys 8*(m%2) of this warp's 16 and queries 8*(m/2) of these 16.
         const int key = 16 * warp + 8 * (lane / 8 % 2) + lane % 8, queries = first / 8 + lane / 16;
@@ -129,10 +135,10 @@ struct WideMultiplyRole {
 
     // P and dS of this warpgroup's queries, into shared memory.
     __device__ __forceinline__ void make_operands(int flags) {
-        const int at = query.stage, second = steps & 1, lane = threadIdx.x % 32;
+        const int at = query.stage, second = this->second(), lane = threadIdx.x % 32;
         float s[kQueries / 2], dp[kQueries / 2];
         multiply_transposed(s, shared.k, shared.q[at]);
-        ptx::wait(&shared.dout_full[second], steps >> 1 & 1);
+        ptx::wait(&shared.dout_full[second], steps / F::kGradStages & 1);
         multiply_transposed(dp, shared.v, shared.dout[second]);
         const int hidden = flags & kHiddenStage ? 1 : 0;
         if (flags & kNewHead) ptx::wait(&shared.hidden_full[hidden], flags & kHiddenParity ? 1 : 0);
@@ -176,26 +182,45 @@ struct WideMultiplyRole {
 
     // This warpgroup's columns of dQ of a tile to the sums.
     __device__ __forceinline__ void add_sums(const float (&dq)[kCount]) const {
-        const int thread = threadIdx.x % 128;
-        float* to = args.dq_sums + (int64_t(shared.sums_tile[steps & 3]) * kD + warpgroup * kHalf) * kM + thread / 32 * 16 * kHalf + thread % 32 * 4;
-        const float* factor = shared.fixed[steps & 3] + thread / 32 * 16 + thread % 32 / 4;
+        int thread = threadIdx.x % 128;
+        if (F::kFixed) asm volatile("" : "+r"(thread));  // opaque: addresses kept over the loop would spill
+        const int lane = thread % 32;
+        float* to = args.dq_sums + (int64_t(shared.sums_tile[steps & 3]) * kD + warpgroup * kHalf) * kM + thread / 32 * 16 * kHalf;
+        if constexpr (F::kFixed) {
+            const float* factors = shared.fixed[steps & 3] + thread / 32 * 16 + lane / 4;
+            const float factor[2] = {factors[0], factors[8]};
+            int* part = shared.dq[4 * warpgroup + thread / 32];
+            constexpr int kFours = F::kPart / 128;  // of a lane
 #pragma unroll
-        for (int i = 0; i < kCount / 4; ++i) {
-            if constexpr (F::kFixed) {
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    atomicAdd(reinterpret_cast<int*>(to) + i * 128 + e, __float2int_rn(dq[4 * i + e] * factor[e / 2 * 8]));
+            for (int i = 0; i < kCount / 4; ++i) {
+                if (i % kFours == 0) {
+                    if (lane == 0) ptx::store_wait_read();  // the part before has left
+                    __syncwarp();
                 }
-            } else {
-                asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + i * 128), "f"(dq[4 * i]),
-                             "f"(dq[4 * i + 1]), "f"(dq[4 * i + 2]), "f"(dq[4 * i + 3])
+                reinterpret_cast<int4*>(part)[i % kFours * 32 + lane] = {
+                    __float2int_rn(dq[4 * i] * factor[0]), __float2int_rn(dq[4 * i + 1] * factor[0]),
+                    __float2int_rn(dq[4 * i + 2] * factor[1]), __float2int_rn(dq[4 * i + 3] * factor[1])};
+                if ((i + 1) % kFours == 0) {
+                    ptx::fence_async_proxy();
+                    __syncwarp();
+                    if (lane == 0) {
+                        ptx::bulk_add(reinterpret_cast<int*>(to) + i / kFours * F::kPart, part, F::kPart * int(sizeof(int)));
+                        ptx::store_commit();
+                    }
+                }
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < kCount / 4; ++i) {
+                asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + i * 128 + lane * 4),
+                             "f"(dq[4 * i]), "f"(dq[4 * i + 1]), "f"(dq[4 * i + 2]), "f"(dq[4 * i + 3])
                              : "memory");
             }
         }
     }
 
     __device__ __forceinline__ void step(State& x, int flags) {
-        const int at = query.stage, second = steps & 1;
+        const int at = query.stage, second = this->second();
         make_operands(flags);
         float dq[kCount];
         queue_product(dq, shared.ds_by_query, shared.k, false);
@@ -204,10 +229,11 @@ struct WideMultiplyRole {
         ptx::wgmma_wait<2>();
         ptx::hold(dq);
         add_sums(dq);
-        ptx::wgmma_wait<0>();
+        ptx::wgmma_wait<1>();
         ptx::hold(x.dv);
-        ptx::hold(x.dk);
         if (leads()) ptx::arrive(&shared.dout_empty[second]);
+        ptx::wgmma_wait<0>();
+        ptx::hold(x.dk);
         __syncwarp();
         if (threadIdx.x % 32 == 0) ptx::arrive(&shared.q_empty[at]);
         query.advance();
@@ -247,6 +273,7 @@ struct WideMultiplyRole {
 #pragma unroll
             for (int i = 0; i < kCount; ++i) x.dk[i] = x.dv[i] = 0.f;
             if (!(flags & kNoRows)) {
+                if (F::kFixed) ptx::fence_async_proxy_everywhere();  // the sums' slot was cleaned by ordinary writes
 #pragma unroll 1
                 for (;;) {
                     step(x, flags);
@@ -262,6 +289,10 @@ struct WideMultiplyRole {
             __threadfence();
             __syncwarp();
             if (threadIdx.x % 32 == 0) {
+                if constexpr (F::kFixed) {
+                    ptx::bulk_wait();
+                    ptx::fence_async_proxy_everywhere();
+                }
                 if (!(flags & kNoRows)) count_added<F>(args, work.counted_head);
                 ptx::store_wait_read();
                 ptx::arrive(&shared.v_empty);

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from fm3_kernel import flashmask_attention, hopper, prepare_mask
-from fm3_kernel.build import BuildError, build, instances, sources
+from fm3_kernel.build import FLAGS, BuildError, build, instances, sources
 from harness.backends.base import Attend, Availability, Backend, torch_version
 from harness.cases import Problem
 from harness.inputs import DTYPES
-from harness.provenance import ROOT
+from harness.provenance import ROOT, hash_files
 from masks.column_mask import ColumnMask
 
 
@@ -26,11 +26,15 @@ class Fm3(Backend):
         """What the kernels of the pass are made of and launched with. Of the way to the launch, this module included, nothing:
         it takes no time on the device, and the forward pass does not change when the backward pass learns something."""
         names = ["prepare", *(f"forward_d{dim}" for dim in hopper.HEAD_DIMS)]
-        python = ["fm3_kernel/build.py", "fm3_kernel/hopper.py", "fm3_kernel/hopper_forward.py", "masks/column_mask.py"]
+        python = ["fm3_kernel/hopper.py", "fm3_kernel/hopper_forward.py"]
         if pass_ != "forward":
             names += [name for name in instances() if name.startswith("backward")]
             python += ["fm3_kernel/hopper_backward.py"]
         return [path for name in names for path in sources(name)] + [ROOT / name for name in python]
+
+    def source_hash(self, device: str, pass_: str) -> str:
+        """Of the sources and of the flags they are compiled with."""
+        return hash_files(self.sources_of(pass_), salt=f"{self.name} {self.probe(device).version} {FLAGS}")
 
     def probe(self, device: str) -> Availability:
         """A Hopper GPU, and the kernels built or a compiler to build them."""
