@@ -60,10 +60,10 @@ __global__ void __launch_bounds__(F::kThreads, 1)
                 while (hidden.serve()) __nanosleep(20);
             } else {
                 SumRole<F> sums{args, shared};
-                for (bool adds = true, hides = true; adds || hides;) {
+                // Looking takes its share of shared memory, which the products are waiting for.
+                for (bool adds = true, hides = true; adds || hides; __nanosleep(120)) {
                     if (adds) adds = sums.serve();
                     if (hides) hides = hidden.serve();
-                    __nanosleep(20);
                 }
             }
         }
