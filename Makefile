@@ -22,7 +22,7 @@ define measure-and-show
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce reproduce-single-gpu test lint format kernels doctor plots report summary clean
+.PHONY: help setup reproduce reproduce-single-gpu test lint format kernels doctor plots report claims summary clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -69,11 +69,15 @@ doctor: setup  ## which competitors can run here, and why not
 
 plots: setup  ## figures from the rows below RESULTS
 	$(PY) -m plots $(RESULTS) --out $(RESULTS)/plots
+	$(PY) -m harness.claims $(RESULTS) --out $(RESULTS)/plots > /dev/null
+
+claims: setup  ## the paper's claims against the committed rows
+	$(PY) -m harness.claims results
 
 report: setup  ## one HTML file from the rows below RESULTS
 	$(PY) -m harness.report $(RESULTS)
 
-summary: setup  ## results/summary.csv and the README's table from the committed rows
+summary: setup  ## results/summary.csv and the README's tables from the committed rows
 	$(PY) -m harness.summary results --out results/summary.csv
 	$(PY) -m harness.readme
 

@@ -1,6 +1,6 @@
-"""The table of measured results in README.md, made from the committed rows: ``python -m harness.readme``.
+"""What README.md says from the committed rows, the results and the claims: ``python -m harness.readme``.
 
-The text between the two markers is replaced, everything else stays. A test fails when the table is not what the rows say.
+The text between two markers is replaced, everything else stays. A test fails when it is not what the rows say.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.claims.judge import judge
+from harness.claims.text import for_readme
 from harness.provenance import ROOT
 from plots import captions
 from plots.cells import Cell, cells_of, load_rows
+from plots.published import read_published
 from plots.style import length_label, rank, title_of
 
-BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+RESULTS, CLAIMS = "results", "claims"
+"""Names of the two parts, as in ``<!-- results: begin -->`` and ``<!-- results: end -->``."""
 GPU, PROTOCOL, LENGTHS = "NVIDIA H200", "sustained", (8192, 32768)
 
 
@@ -47,23 +51,33 @@ def _pair(cells: Sequence[Cell]) -> str:
     return " / ".join(f"{speeds[name]:.0f}" if name in speeds else "-" for name in ("forward", "backward"))
 
 
-def with_table(text: str, block: str) -> str:
-    """The README's text with the table in its place.
+def with_part(text: str, name: str, block: str) -> str:
+    """The README's text with a part of it replaced.
 
     Raises:
         ValueError: a marker is missing.
     """
-    before, found, rest = text.partition(BEGIN)
-    _, closed, after = rest.partition(END)
+    begin, end = (f"<!-- {name}: {edge} -->" for edge in ("begin", "end"))
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
     if not (found and closed):
-        raise ValueError(f"README.md needs the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{block}\n{END}{after}"
+        raise ValueError(f"README.md needs the lines {begin} and {end}")
+    return f"{before}{begin}\n{block}\n{end}{after}"
+
+
+def updated(text: str, cells: Sequence[Cell]) -> str:
+    """The README's text with both parts as the cells have them.
+
+    Raises:
+        ValueError: a marker is missing.
+    """
+    return with_part(with_part(text, RESULTS, table(cells)), CLAIMS, for_readme(judge(cells, read_published())))
 
 
 def main() -> int:
     """Rewrite README.md in place."""
     path: Path = ROOT / "README.md"
-    path.write_text(with_table(path.read_text(), table(cells_of(load_rows(ROOT / "results")))))
+    path.write_text(updated(path.read_text(), cells_of(load_rows(ROOT / "results"))))
     return 0
 
 

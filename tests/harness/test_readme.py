@@ -8,14 +8,14 @@ import pytest
 from row_factory import make_rounds
 
 from harness.provenance import ROOT
-from harness.readme import END, table, with_table
+from harness.readme import CLAIMS, RESULTS, table, updated, with_part
 from plots.cells import cells_of, load_rows
 
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_table_is_what_the_committed_rows_say() -> None:
-    assert with_table(README, table(cells_of(load_rows(ROOT / "results")))) == README, "run `make summary`"
+def test_it_says_what_the_committed_rows_say() -> None:
+    assert updated(README, cells_of(load_rows(ROOT / "results"))) == README, "run `make summary`"
 
 
 def test_the_table_shows_both_passes_and_a_dash_for_what_is_missing() -> None:
@@ -29,8 +29,9 @@ def test_the_table_shows_both_passes_and_a_dash_for_what_is_missing() -> None:
 
 
 def test_a_missing_marker_is_named() -> None:
-    with pytest.raises(ValueError, match="results: end"):
-        with_table(README.replace(END, ""), "x")
+    for name in (RESULTS, CLAIMS):
+        with pytest.raises(ValueError, match=f"{name}: end"):
+            with_part(README.replace(f"<!-- {name}: end -->", ""), name, "x")
 
 
 def test_make_targets_and_files_of_the_readme_exist() -> None:

@@ -1,0 +1,155 @@
+"""The verdicts: what each claim of the paper is worth on the rows at hand.
+
+A claim states a range of gains. It is *reproduced* when every case of it was compared, none gains less than the lower
+end and one gains at least the upper end. One case below the lower end is enough for *not reproduced*, whatever is missing,
+and so is a whole set of cases that never reaches the upper end. Anything else is *not run here*, with the reason. Values
+decide, not intervals: nobody gets the benefit of the doubt. Only measured rows of this project's kernel count.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.claims.anchor import Evidence
+from harness.claims.paper import CLAIMS, Claim, Who
+from harness.claims.speeds import WAYS, Compared, compare
+from plots.captions import machine
+from plots.cells import Cell
+from plots.published import Published
+from plots.style import length_label, plain, times, title_of
+
+REPRODUCED, NOT_REPRODUCED, NOT_RUN = "reproduced", "not reproduced", "not run here"
+VERDICTS = (REPRODUCED, NOT_REPRODUCED, NOT_RUN)
+
+TOGETHER = (("both",), ("forward", "backward"))
+"""The two ways in which forward and backward together are measured: as one call, or one after the other."""
+
+_PAPERS_SHAPE = {"source": "measured", "device": "cuda", "dtype": "bfloat16", "head_dim": 128, "deterministic": False}
+_MACHINE = ("gpu", "power_limit", "protocol", "l2", "heads", "kv_heads")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One claim on one machine and protocol; ``machine`` is None where this project's kernel has no rows for it.
+
+    ``compared``: forward and backward together. ``alone``: each pass by itself, which decides nothing.
+    """
+
+    claim: Claim
+    verdict: str
+    reason: str
+    machine: str | None = None
+    protocol: str | None = None
+    compared: tuple[Compared, ...] = ()
+    alone: dict[str, tuple[Compared, ...]] = field(default_factory=dict)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the paper measured on another GPU than these rows."""
+        return self.machine is not None and not self.machine.startswith(self.claim.gpu)
+
+
+def judge(cells: Sequence[Cell], published: Sequence[Published] = (), claims: Sequence[Claim] = CLAIMS) -> list[Judgement]:
+    """Every claim, once for each machine and protocol with rows for it, in the claims' order."""
+    groups: dict[tuple[Any, ...], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        if all(cell[name] == value for name, value in _PAPERS_SHAPE.items()):
+            groups[tuple(cell[name] for name in _MACHINE)].append(cell)
+    found = []
+    for claim in claims:
+        if claim.untold is not None:
+            found.append(Judgement(claim, NOT_RUN, claim.untold))
+            continue
+        judged = [_on_machine(claim, Evidence(members, published)) for members in groups.values() if _asked(claim, members)]
+        name = title_of(claim.ours.kernel)
+        sharing = " sharing a sequence" if claim.shared else ""
+        found += judged or [Judgement(claim, NOT_RUN, f"no measured rows of {name}{sharing} on a GPU in the paper's shape")]
+    return found
+
+
+def _asked(claim: Claim, cells: Sequence[Cell]) -> bool:
+    ours = {"kernel": claim.ours.kernel, "strategy": claim.ours.strategy}
+    return any(cell.ok and all(cell[name] == value for name, value in ours.items()) for cell in cells)
+
+
+def _on_machine(claim: Claim, evidence: Evidence) -> Judgement:
+    compared = _compare(claim, evidence, TOGETHER)
+    alone = {pass_: found for pass_ in ("forward", "backward") if (found := _compare(claim, evidence, ((pass_,),)))}
+    verdict, reason = _verdict(claim, compared) if compared else (NOT_RUN, _why_nothing(claim, evidence, alone))
+    one = evidence.cells[0]
+    protocol = f"{one['protocol']}, {plain(one['l2'])} L2"
+    return Judgement(claim, verdict, reason, machine(one), protocol, compared, alone)
+
+
+def _compare(claim: Claim, evidence: Evidence, ways: Sequence[Sequence[str]]) -> tuple[Compared, ...]:
+    """The cases that can be compared, each by the best of the ways to know it."""
+    found = []
+    for case in claim.cases:
+        assert claim.rival is not None  # a claim without a rival is one that no row can answer
+        options = [one for passes in ways if (one := compare(evidence, claim.ours, claim.rival, case, passes)) is not None]
+        found += [min(options, key=lambda one: WAYS.index(one.how))] if options else []
+    return tuple(found)
+
+
+def _verdict(claim: Claim, compared: Sequence[Compared]) -> tuple[str, str]:
+    least, most = extremes(compared)
+    missing = len(claim.cases) - len(compared)
+    if least.ratio.value < claim.low:
+        below = sum(one.ratio.value < claim.low for one in compared)
+        return NOT_REPRODUCED, (
+            f"{below} of {len(compared)} cases gain less than the paper's least, {amount(claim, claim.low)}; "
+            f"the least is {where(claim, least)}"
+        )
+    if missing:
+        return NOT_RUN, f"{missing} of {len(claim.cases)} cases could not be compared; the others keep the claim"
+    if most.ratio.value < claim.high:
+        return NOT_REPRODUCED, f"no case gains the paper's most, {amount(claim, claim.high)}; the most is {where(claim, most)}"
+    return REPRODUCED, f"every case gains at least {amount(claim, claim.low)}, the most is {where(claim, most)}"
+
+
+def _why_nothing(claim: Claim, evidence: Evidence, alone: dict[str, tuple[Compared, ...]]) -> str:
+    """Why no case has both passes of both sides."""
+    assert claim.rival is not None
+    for who in (claim.ours, claim.rival):
+        mine = [c for c in evidence.cells if c.ok and (c["kernel"], c["strategy"]) == (who.kernel, who.strategy)]
+        if not mine and who.published is None:
+            return f"no measured rows of {_name(who)}"
+        passes = {cell["pass"] for cell in mine}
+        if mine and not ("both" in passes or {"forward", "backward"} <= passes):
+            return f"{_name(who)} has rows of the {' and '.join(sorted(passes))} pass alone"
+    return (
+        f"no figures of {_name(claim.rival)} that could be compared with these rows" if not alone else "no case has both passes"
+    )
+
+
+def _name(who: Who) -> str:
+    return title_of(who.kernel) + (f" with strategy {who.strategy}" if who.strategy else "")
+
+
+def extremes(compared: Sequence[Compared]) -> tuple[Compared, Compared]:
+    """The case that gains least and the one that gains most."""
+    ordered = sorted(compared, key=lambda one: one.ratio.value)
+    return ordered[0], ordered[-1]
+
+
+def amount(claim: Claim, value: float) -> str:
+    """A figure in the paper's words: +45%, 1.80 times or 31%."""
+    if claim.unit == "gain":
+        return f"{100 * (value - 1):+.1f}%".replace(".0%", "%")
+    return f"{100 * value:.0f}%" if claim.unit == "share" else times(value)
+
+
+def span(claim: Claim, compared: Sequence[Compared]) -> str:
+    """The range of the cases compared, in the paper's words."""
+    least, most = extremes(compared)
+    return f"{amount(claim, least.ratio.value)} to {amount(claim, most.ratio.value)}"
+
+
+def where(claim: Claim, one: Compared) -> str:
+    """A figure and its case."""
+    mask, tokens, ranks = one.case
+    shared = f" on {ranks} GPUs" if ranks > 1 else ""
+    return f"{amount(claim, one.ratio.value)} ({mask.replace('_', ' ')}, {length_label(tokens)}{shared})"
