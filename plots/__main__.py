@@ -24,11 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     out = options.out or options.results_dir / "plots"
     try:
-        cells = cells_of(load_rows(options.results_dir))
+        rows = load_rows(options.results_dir)
+        cells = cells_of(rows)
         if not cells:
             return _complain(f"no rows below {options.results_dir}: measure first, rows lie in a folder called rows", USAGE)
         count = 0
-        for drawn in [gallery(), *catalogue.figures(cells, options.convention)]:
+        for drawn in [gallery(), *catalogue.figures(cells, options.convention), *catalogue.histories(rows)]:
             stem = out / drawn.folder / drawn.name
             files.save(drawn.figure(), drawn.frame, stem)
             print(f"{stem}  ({', '.join(files.FORMATS)}, csv)  {drawn.title}")

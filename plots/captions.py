@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from harness.rows import Row
 from plots.cells import Cell
 from plots.style import plain
 
@@ -52,6 +53,11 @@ def machine(cell: Cell) -> str:
     return plain(cell["gpu"]) + ("" if limit is None else f" ({limit:g} W)")
 
 
+def commit(row: Row) -> str:
+    """The commit of a row in ten digits; a + stands for uncommitted changes."""
+    return plain(row["git_sha"])[:10] + ("+" if row["git_dirty"] else "") if row["git_sha"] else "unknown code"
+
+
 def sources(cells: Iterable[Cell]) -> tuple[str, ...]:
     """``measured``, ``simulated`` or both, in this order."""
     present = {cell["source"] for cell in cells}
@@ -81,7 +87,7 @@ def facts(cells: Sequence[Cell]) -> dict[str, str]:
     one = cells[0]
     shape = f"{plain(one['dtype'])}, {one['heads']}/{one['kv_heads']} heads, D={one['head_dim']}"
     rows = [row for cell in cells for row in (cell.rows or (cell.row,))]
-    shas = _each(rows, lambda r: plain(r["git_sha"])[:10] + ("+" if r["git_dirty"] else "") if r["git_sha"] else "unknown code")
+    shas = _each(rows, commit)
     days = sorted({row["time"][:10] for row in rows})
     return {
         "stamp": " + ".join(source.upper() for source in sources(cells)),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from plots import bars, captions, heatmap, lengths, style
+from harness.rows import Row
+from plots import bars, captions, heatmap, history, lengths, style
 from plots.cells import Cell, series_of
 from plots.slots import SETTING_FIELDS, settings
 
@@ -39,7 +40,7 @@ class Drawn:
 
 
 def figures(cells: Sequence[Cell], convention: str = "exact") -> Iterator[Drawn]:
-    """Every figure of every setting, in a fixed order: lengths, heat maps, bars.
+    """Every figure of every setting that shows how things are now, in a fixed order: lengths, heat maps, bars.
 
     ``convention``: how operations are counted, a key of ``cells.CONVENTIONS``.
     """
@@ -53,7 +54,7 @@ def figures(cells: Sequence[Cell], convention: str = "exact") -> Iterator[Drawn]
 
 def _of_pass(folder: str, cells: Sequence[Cell], pass_: str, convention: str) -> Iterator[Drawn]:
     simulated = captions.is_simulated(cells)
-    told = "forward and backward" if pass_ == "both" else pass_
+    told = _told(pass_)
     counted = "" if convention == "exact" else "Operations by 128x128-tile density, not by exact density."
     good = sorted({cell["seqlen"] for cell in cells if cell.ok})
     if len(good) > 1:
@@ -77,6 +78,30 @@ def _of_pass(folder: str, cells: Sequence[Cell], pass_: str, convention: str) ->
         text = captions.caption(mine, bars.note(frame), counted)
         title = f"{style.length_label(seqlen)} tokens, {told}"
         yield _drawn(bars, folder, f"bars_{pass_}_{seqlen}", "bars", title, text, frame, simulated)
+
+
+def histories(rows: Iterable[Row]) -> Iterator[Drawn]:
+    """A history figure for every setting, pass and length in which something was measured at two commits."""
+    past = history.commits(rows)
+    everything = [cell for _, cells in past for cell in cells]
+    names = setting_names(list(settings(everything)))
+    for key, members in settings(everything).items():
+        mine = [(name, tuple(settings(cells).get(key, ()))) for name, cells in past]
+        mine = [(name, cells) for name, cells in mine if cells]
+        for pass_ in PASSES:
+            for seqlen in sorted({cell["seqlen"] for cell in members if cell.ok and cell["pass"] == pass_}):
+                frame = history.data(mine, seqlen, pass_)
+                if len(frame):
+                    cells = [cell for cell in members if (cell["seqlen"], cell["pass"]) == (seqlen, pass_)]
+                    text = captions.caption(cells, history.note(frame))
+                    title = f"From commit to commit: {style.length_label(seqlen)} tokens, {_told(pass_)}"
+                    simulated = captions.is_simulated(cells)
+                    name = f"history_{pass_}_{seqlen}"
+                    yield _drawn(history, names[key], name, "history", title, text, frame, simulated)
+
+
+def _told(pass_: str) -> str:
+    return "forward and backward" if pass_ == "both" else pass_
 
 
 def _drawn(
