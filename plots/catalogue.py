@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from harness.rows import Row
-from plots import bars, captions, heatmap, history, lengths, style
+from plots import bars, captions, heatmap, history, lengths, roofline, style
 from plots.cells import Cell, series_of
 from plots.slots import SETTING_FIELDS, settings
 
@@ -40,7 +40,7 @@ class Drawn:
 
 
 def figures(cells: Sequence[Cell], convention: str = "exact") -> Iterator[Drawn]:
-    """Every figure of every setting that shows how things are now, in a fixed order: lengths, heat maps, bars.
+    """Every figure of every setting that shows how things are now, in a fixed order: lengths, heat maps, bars, roofs.
 
     ``convention``: how operations are counted, a key of ``cells.CONVENTIONS``.
     """
@@ -78,6 +78,16 @@ def _of_pass(folder: str, cells: Sequence[Cell], pass_: str, convention: str) ->
         text = captions.caption(mine, bars.note(frame), counted)
         title = f"{style.length_label(seqlen)} tokens, {told}"
         yield _drawn(bars, folder, f"bars_{pass_}_{seqlen}", "bars", title, text, frame, simulated)
+    yield from _roofline(folder, cells, pass_)
+
+
+def _roofline(folder: str, cells: Sequence[Cell], pass_: str) -> Iterator[Drawn]:
+    if roofline.roof_of(cells) is None:
+        return
+    frame = roofline.data(cells, pass_)
+    text = captions.caption(cells, roofline.note(cells, frame))
+    title = f"Roofline, {_told(pass_)}"
+    yield _drawn(roofline, folder, f"roofline_{pass_}", "roofline", title, text, frame, captions.is_simulated(cells))
 
 
 def histories(rows: Iterable[Row]) -> Iterator[Drawn]:
