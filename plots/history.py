@@ -27,7 +27,7 @@ COLUMNS = [
     "step", "cards_differ",
 ]  # fmt: skip
 """``place``: of the commit, from 0. ``step``: new level of the median over the old one, at the first commit of the new one.
-``cards_differ``: no card measured on both sides of it."""
+``cards_differ``: the cards are known, and none measured on both sides of it."""
 
 _ACROSS = 4
 _LABELS = 10
@@ -98,7 +98,7 @@ def _series(points: Sequence[tuple[str, Cell]], places: dict[str, int], common: 
         if name in found:
             index = found[name].first
             sides = [_cards([cell for _, cell in part]) for part in (good[:index], good[index:])]
-            line |= {"step": found[name].ratio, "cards_differ": not sides[0] & sides[1]}
+            line |= {"step": found[name].ratio, "cards_differ": all(sides) and not sides[0] & sides[1]}
         lines.append(line)
     return lines
 

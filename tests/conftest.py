@@ -1,7 +1,9 @@
-"""Which tests run where: GPU tests are skipped without the hardware, unless ``--require-gpu`` says that it must be there."""
+"""Which tests run where: what needs a GPU or a browser is skipped without one, unless ``--require-...`` says that it must be
+there."""
 
 from __future__ import annotations
 
+import browser
 import pytest
 import torch
 
@@ -9,6 +11,9 @@ import torch
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require-gpu", action="store_true", help="a GPU test that cannot run here fails instead of being skipped"
+    )
+    parser.addoption(
+        "--require-browser", action="store_true", help="a browser test that cannot run here fails instead of being skipped"
     )
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
 
@@ -28,8 +33,9 @@ def missing_hardware(item: pytest.Item) -> str | None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("slow") and not item.config.getoption("--slow"):
         pytest.skip("slow; run with --slow")
-    reason = missing_hardware(item)
-    if reason is not None:
-        if item.config.getoption("--require-gpu"):
-            pytest.fail(f"--require-gpu: {reason}")
-        pytest.skip(reason)
+    no_browser = "needs Chromium" if item.get_closest_marker("browser") and browser.find() is None else None
+    for option, reason in (("--require-gpu", missing_hardware(item)), ("--require-browser", no_browser)):
+        if reason is not None:
+            if item.config.getoption(option):
+                pytest.fail(f"{option}: {reason}")
+            pytest.skip(reason)

@@ -1,8 +1,9 @@
 """One self-contained HTML file about a folder of rows: ``python -m harness.report RESULTS_DIR [--out FILE]``.
 
-What is fastest, by how much and how sure; the figures; every case; what has no figures and why; where it ran and how to
-run it again. No script and nothing loaded from elsewhere. Rows are data of unknown origin: every string is escaped
-(``harness.report.html``). Which rows count is decided in ``plots.cells``; nothing is measured or judged here.
+What is fastest, by how much and how sure; the paper's claims; the figures, and those over commits; every case; what has
+no figures and why; where it ran and how to run it again. No script and nothing loaded from elsewhere. Rows are data of
+unknown origin: every string is escaped (``harness.report.html``). Which rows count is decided in ``plots.cells``, what
+claims are worth in ``harness.claims``; nothing is measured or judged here.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from harness import findings
-from harness.report import cases, ratings, where
-from harness.report.html import Markup, element, fold, inline_svg, join, page
+from harness.claims.judge import Judgement, judge
+from harness.report import cases, claims, ratings, where
+from harness.report.html import Markup, element, fold, inline_svg, join, page, scrolling
 from harness.rows import RowError
-from plots import captions, catalogue
+from plots import captions, catalogue, history
+from plots.catalogue import Drawn
 from plots.cells import Cell, cells_of, load_rows
+from plots.changepoints import ENOUGH
 from plots.gallery import gallery
+from plots.published import PublishedError, read_published
 from plots.slots import settings
 
 OK, USAGE, BAD_DATA = 0, 2, 4
@@ -27,20 +32,32 @@ OK, USAGE, BAD_DATA = 0, 2, 4
 _SECTIONS = {
     "short": "In short",
     "fastest": "Fastest per mask",
+    "claims": "The paper's claims",
     "dense": "Reference against dense",
     "figures": "Figures",
+    "history": "From commit to commit",
     "cases": "Every case",
     "without": "Without figures",
     "where": "Environment and commands",
 }
 
 
-def build(cells: Sequence[Cell], environments: dict[str, dict[str, Any] | None]) -> str:
+_NO_STEPS = f"No steps were found; they are looked for from {ENOUGH} commits on."
+
+
+def build(
+    cells: Sequence[Cell],
+    environments: dict[str, dict[str, Any] | None],
+    judgements: Sequence[Judgement] = (),
+    past: Sequence[Drawn] = (),
+) -> str:
     """The document.
 
     Args:
         cells: at least one.
         environments: environment records by their hash; None where the record is missing.
+        judgements: the paper's claims, judged.
+        past: history figures.
     """
     groups = list(settings(cells).values())
     parts: dict[str, list[Markup]] = {name: [] for name in _SECTIONS}
@@ -54,10 +71,16 @@ def build(cells: Sequence[Cell], environments: dict[str, dict[str, Any] | None])
             parts["dense"].append(element("div", heading, ratings.duel_table(duels), class_="card"))
         parts["cases"].append(join([heading, *cases.case_tables(found)]))
         parts["without"].append(join([heading, cases.without_figures(members, found)]))
+    if judgements:
+        parts["short"].append(element("p", claims.in_one_line(judgements), class_="card"))
+        parts["claims"] = [claims.claims(judgements)]
     parts["figures"] = _figures(cells)
+    parts["history"] = _history(past)
     parts["where"] = [where.environment(cells, environments), where.runs(cells)]
     shown = {name: title for name, title in _SECTIONS.items() if parts[name]}
-    body = [join([element("h2", title, id=name), *parts[name]]) for name, title in shown.items()]
+    body = [
+        element("section", element("h2", title, id=name), *parts[name], aria_labelledby=name) for name, title in shown.items()
+    ]
     return page("Attention under column masks", _header(cells, shown), *body)
 
 
@@ -72,7 +95,7 @@ def _header(cells: Sequence[Cell], shown: dict[str, str]) -> Markup:
     chips += [element("span", name, class_="chip") for name in names]
     rounds = sum(len(cell.rows) for cell in cells)
     counts = f"{len(cells)} cases, {good} with figures, {len(cells) - good} without; {rounds} timed rounds."
-    links = element("nav", *(element("a", title, href=f"#{name}") for name, title in shown.items()))
+    links = element("nav", *(element("a", title, href=f"#{name}") for name, title in shown.items()), aria_label="sections")
     return element("header", element("h1", "Attention under column masks"), *chips, element("p", counts, class_="sub"), links)
 
 
@@ -89,10 +112,7 @@ def _figures(cells: Sequence[Cell]) -> list[Markup]:
     several = any(item.kind == "lengths" for item in drawn)
     lines, maps, bars, folded = [], [], [], []
     for number, item in enumerate([*drawn, *([pictures] if pictures is not None else [])]):
-        head, *rest = item.caption.split("\n")
-        caption = element("figcaption", element("b", item.title), head, *(element("div", line) for line in rest))
-        picture = element("div", inline_svg(item.bare(), f"f{number}", item.title), class_="scroll")
-        figure = element("figure", picture, caption, class_="card")
+        figure = _figure(item, f"f{number}")
         if item.kind == "lengths":
             lines.append(figure)
         elif item.kind == "heatmap":
@@ -102,6 +122,21 @@ def _figures(cells: Sequence[Cell]) -> list[Markup]:
         else:
             folded.append(fold(item.title, figure))
     return [*bars, *lines, element("div", *maps, class_="grid"), *folded]
+
+
+def _history(past: Sequence[Drawn]) -> list[Markup]:
+    """The steps that were found at once, the figures to be opened."""
+    steps = [element("li", note) for item in past for note in history.notes(item.frame)]
+    told = element("ul", *steps) if steps else element("p", _NO_STEPS, class_="sub")
+    figures = [fold(item.title, _figure(item, f"p{number}")) for number, item in enumerate(past)]
+    return [element("div", told, class_="card"), *figures] if past else []
+
+
+def _figure(item: Drawn, prefix: str) -> Markup:
+    head, *rest = item.caption.split("\n")
+    caption = element("figcaption", element("b", item.title), head, *(element("div", line) for line in rest))
+    picture = scrolling(inline_svg(item.bare(), prefix, item.title), item.title)
+    return element("figure", picture, caption, class_="card")
 
 
 def load_environments(folder: Path, cells: Sequence[Cell]) -> dict[str, dict[str, Any] | None]:
@@ -115,9 +150,11 @@ def write(results_dir: Path, out: Path) -> int:
     Raises:
         FileNotFoundError: no such folder. RowError: rows that do not follow the schema. OSError: ``out`` not writable.
     """
-    cells = cells_of(load_rows(results_dir))
+    rows = load_rows(results_dir)
+    cells = cells_of(rows)
     if cells:
-        text = build(cells, load_environments(results_dir, cells))
+        judgements = judge(cells, read_published())
+        text = build(cells, load_environments(results_dir, cells), judgements, list(catalogue.histories(rows)))
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8", newline="")
     return len(cells)
@@ -132,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = options.out or options.results_dir / "report.html"
     try:
         count = write(options.results_dir, out)
-    except RowError as error:
+    except (RowError, PublishedError) as error:
         return _complain(str(error), BAD_DATA)
     except FileNotFoundError as error:
         return _complain(str(error), USAGE)

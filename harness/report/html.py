@@ -31,21 +31,38 @@ def join(parts: Iterable[object], between: str = "") -> Markup:
 
 
 def element(name: str, *children: object, **attributes: str) -> Markup:
-    """``<name attributes>children</name>``; ``class_`` is written ``class``."""
-    shown = "".join(f' {key.rstrip("_")}="{esc(value)}"' for key, value in attributes.items())
+    """``<name attributes>children</name>``; ``class_`` is written ``class``, ``aria_label`` is written ``aria-label``."""
+    shown = "".join(f' {key.rstrip("_").replace("_", "-")}="{esc(value)}"' for key, value in attributes.items())
     return Markup(f"<{name}{shown}>{join(children)}</{name}>")
 
 
-def table(head: Sequence[object], lines: Iterable[Sequence[object]], *, numbers: Iterable[int] = ()) -> Markup:
-    """A table that scrolls sideways on a narrow screen; the columns in ``numbers`` are aligned right."""
+def table(
+    head: Sequence[object], lines: Iterable[Sequence[object]], *, numbers: Iterable[int] = (), stacked: bool = False
+) -> Markup:
+    """A table that scrolls sideways on a narrow screen, by keys too.
+
+    Args:
+        numbers: columns that are aligned right.
+        stacked: few columns of text: on a narrow screen they stand below each other instead.
+    """
     right = set(numbers)
 
     def cell(name: str, place: int, value: object) -> Markup:
-        return element(name, value, class_="n") if place in right else element(name, value)
+        marks = {"class_": "n"} if place in right else {}
+        if stacked and name == "td":  # what the column is called, where the head is not shown
+            marks["data_label"] = esc(head[place])
+        return element(name, value, **marks)
 
     top = element("tr", *(cell("th", i, value) for i, value in enumerate(head)))
     body = join(element("tr", *(cell("td", i, value) for i, value in enumerate(line))) for line in lines)
-    return element("div", element("table", element("thead", top), element("tbody", body)), class_="scroll")
+    if stacked:
+        return element("table", element("thead", top), element("tbody", body), class_="stack")
+    return scrolling(element("table", element("thead", top), element("tbody", body)), "table")
+
+
+def scrolling(child: Markup, label: str) -> Markup:
+    """What may be wider than the screen: a region of its own, so that the keyboard reaches and scrolls it."""
+    return element("div", child, class_="scroll", role="region", tabindex="0", aria_label=label)
 
 
 def fold(title: object, *children: object, opened: bool = False) -> Markup:
@@ -77,7 +94,8 @@ def page(title: str, *children: object) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{esc(title)}</title>\n<style>{_CSS}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{esc(title)}</title>\n<style>{_CSS}</style>\n</head>\n<body>\n"
+        '<a class="skip" href="#short">Skip to the results</a>\n<main>\n'
         + "\n".join(esc(child) for child in children)
         + "\n</main>\n</body>\n</html>\n"
     )
@@ -88,10 +106,10 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 _CSS = """
 :root { --ink: #24292f; --muted: #6a737d; --line: #dfe3e8; --paper: #ffffff; --back: #f5f6f8;
-  --accent: #0072b2; --bad: #b3261e; }
+  --accent: #0072b2; --bad: #b3261e; --good: #00734d; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6e9ee; --muted: #9aa4b1; --line: #363d47; --paper: #1b1f25; --back: #12151a;
-    --accent: #6cb6ea; --bad: #ff8a80; }
+    --accent: #6cb6ea; --bad: #ff8a80; --good: #5fd0a5; }
 }
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
@@ -116,7 +134,12 @@ nav { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 16px 0 0; font-size
   font-size: 0.84rem; background: var(--paper); white-space: nowrap; max-width: 100%; overflow: hidden;
   text-overflow: ellipsis; }
 .stamp { border-color: var(--accent); color: var(--accent); font-weight: 600; letter-spacing: 0.03em; }
+.skip { position: absolute; left: -999px; }
+.skip:focus { left: 12px; top: 8px; background: var(--paper); padding: 4px 10px; border-radius: 6px; }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; border-radius: 3px; }
 .bad { color: var(--bad); }
+.good { color: var(--good); }
+.chip.good, .chip.bad { border-color: currentColor; font-weight: 600; }
 .big { font-size: 1.02rem; }
 ul { margin: 6px 0; padding-left: 20px; }
 li { margin: 4px 0; }
@@ -126,11 +149,19 @@ li { margin: 4px 0; }
     linear-gradient(270deg, var(--paper) 30%, transparent) 100% 0 / 40px 100% no-repeat local,
     linear-gradient(90deg, var(--line), transparent) 0 0 / 12px 100% no-repeat scroll,
     linear-gradient(270deg, var(--line), transparent) 100% 0 / 12px 100% no-repeat scroll; }
-table { border-collapse: collapse; width: 100%; font-size: 0.88rem; font-variant-numeric: tabular-nums; }
+table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: 0.88rem; font-variant-numeric: tabular-nums; }
 th { text-align: left; font-weight: 600; color: var(--muted); font-size: 0.8rem; vertical-align: bottom; }
 th, td { padding: 6px 10px 6px 0; border-bottom: 1px solid var(--line); white-space: nowrap; vertical-align: top; }
 td.wrap, .wrap { white-space: normal; overflow-wrap: anywhere; min-width: 220px; display: block; }
 tbody tr:last-child td { border-bottom: 0; }
+.scroll td:first-child, .scroll th:first-child { position: sticky; left: 0; background: var(--paper); }
+.stack td { white-space: normal; padding-right: 18px; min-width: 96px; }
+@media (max-width: 700px) {
+  .stack thead { display: none; }
+  .stack td { display: block; border: 0; padding: 2px 0; }
+  .stack td + td::before { content: attr(data-label) ": "; color: var(--muted); }
+  .stack tr { display: block; border-bottom: 1px solid var(--line); padding: 8px 0; }
+}
 .n { text-align: right; }
 th.n, td.n { padding-right: 14px; }
 .dot { display: inline-block; width: 9px; height: 9px; border-radius: 2px; margin-right: 6px; }
@@ -146,6 +177,8 @@ td summary { font-weight: 400; color: var(--accent); font-size: 0.84rem; }
 code { font: 0.82rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: pre-wrap;
   overflow-wrap: anywhere; }
 .strip { display: block; width: 140px; height: 18px; }
+td .chip { margin: 0 0 2px; vertical-align: middle; }
+@media (max-width: 600px) { .scroll td:first-child { white-space: normal; min-width: 84px; overflow-wrap: anywhere; } }
 @media (max-width: 600px) { main { padding: 18px 12px 60px; } .card { padding: 12px; } h1 { font-size: 1.35rem; } }
 @media print { body { background: #fff; } .card { break-inside: avoid; } }
 """

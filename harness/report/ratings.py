@@ -39,8 +39,10 @@ def short(cells: Sequence[Cell], found: Sequence[Place], duels: Sequence[Duel]) 
             continue
         parts = []
         for name, count, sure in wins(mine):
-            rate = geometric_mean([_lead(p).value for p in judged if p.best is not None and series_of(p.best) == name])
-            parts.append(f"{title_of(name)} at {count} of {len(judged)} (surely at {sure}), by {times(rate)} on average")
+            won = sorted((_lead(p).value, _spot(p)) for p in judged if p.best is not None and series_of(p.best) == name)
+            rate = times(geometric_mean([value for value, _ in won]))
+            ends = " to ".join(f"{times(value)} ({spot})" for value, spot in (won[0], won[-1]))
+            parts.append(f"{title_of(name)} at {count} of {len(judged)} (surely at {sure}), by {rate} on average, {ends}")
         alone = Counter(series_of(p.best) for p in mine if p.best is not None and p.lead is None)
         parts += [f"{title_of(name)} alone at {count} more" for name, count in alone.most_common()]
         lines.append(f"{pass_name(pass_).capitalize()}, fastest: {'; '.join(parts)}.")
@@ -59,7 +61,8 @@ def short(cells: Sequence[Cell], found: Sequence[Place], duels: Sequence[Duel]) 
         lines.append(f"Without figures: {words}.")
     note = (
         "A place is one mask, length and pass. Sure: the 95% interval of the ratio to the second, bootstrapped over rounds "
-        f"and paired by round, leaves out 1, over at least {ROUNDS_TO_BE_SURE} rounds. Averages of ratios are geometric."
+        f"and paired by round, leaves out 1, over at least {ROUNDS_TO_BE_SURE} rounds; two kernels that did not run together "
+        "are never sure. Averages of ratios are geometric."
     )
     return join([element("ul", *(element("li", line) for line in lines), class_="big"), element("p", note, class_="note")])
 
@@ -68,11 +71,21 @@ def _where(duel: Duel) -> str:
     return f"{times(duel.ratio.value)} ({duel.label.replace('_', ' ')}, {length_label(duel.seqlen)} {pass_name(duel.pass_)})"
 
 
+def _spot(place: Place) -> str:
+    return f"{place.label.replace('_', ' ')}, {length_label(place.seqlen)}"
+
+
 def _lead(place: Place) -> Ratio:
     lead = place.lead
     if lead is None:
         raise ValueError(f"{place.label}: nothing to compare with")
     return lead[1]
+
+
+_TABLE_NOTE = (
+    "How many times as fast as the second, 95% interval in brackets. Tie: it holds 1. Not in one run: the medians of two runs, "
+    "without an interval."
+)
 
 
 def fastest(found: Sequence[Place]) -> list[Markup]:
@@ -87,7 +100,7 @@ def fastest(found: Sequence[Place]) -> list[Markup]:
             entries = [_winner(by_spot.get((label, length))) for length in lengths]
             lines.append([label.replace("_", " "), *entries])
         head = ["mask", *(f"{length_label(length)} tokens" for length in lengths)]
-        note = element("p", "How many times as fast as the second, 95% interval in brackets. Tie: it holds 1.", class_="note")
+        note = element("p", _TABLE_NOTE, class_="note")
         out.append(element("div", element("h3", pass_name(pass_).capitalize()), table(head, lines), note, class_="card"))
     return out
 
@@ -108,9 +121,16 @@ def _winner(place: Place | None) -> Markup:
         return join([kernel_name(best), element("small", "alone")], " ")
     second, ratio = lead
     words = f"{times(ratio.value)} over {title_of(series_of(second))}"
-    tie = "" if ratio.sure else " · too few rounds" if ratio.rounds < ROUNDS_TO_BE_SURE else " · tie"
-    lines = [kernel_name(best), element("small", words + tie), element("small", f"({_range(ratio.interval)})")]
+    lines = [kernel_name(best), element("small", words), element("small", _certainty(ratio))]
     return join(lines, Markup("<br>"))
+
+
+def _certainty(ratio: Ratio) -> str:
+    """The interval of a lead, and why it is not sure where it is not."""
+    if not ratio.rounds:
+        return "not in one run"
+    doubt = "" if ratio.sure else ", too few rounds" if ratio.rounds < ROUNDS_TO_BE_SURE else ", tie"
+    return f"({_range(ratio.interval)}){doubt}"
 
 
 def duel_table(duels: Sequence[Duel]) -> Markup:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from row_factory import make_rounds, make_row, write_rows
 
+from harness.provenance import ROOT
 from harness.report.__main__ import build, main
 from harness.report.cases import strip
 from harness.report.commands import case_command, run_command
@@ -229,3 +231,48 @@ def test_the_command_of_a_case_means_that_case(fields: dict[str, object]) -> Non
         *(row[name] for name in ("seqlen", "batch", "heads", "kv_heads", "head_dim", "dtype", "seed")),
     )
     assert case == Case(expected, row["kernel"], row["pass"], "cpu", row["protocol"], row["l2"], row["deterministic"])
+
+
+# -- the paper's claims and the history ------------------------------------------------------------------------------
+
+
+def measured_at(commit: int, ms: float, **fields: object) -> list[Row]:
+    some = make_rounds(ms, spread=0.003, noise=commit, run_id=f"run-{commit}", git_sha=f"{commit:010d}" + "f" * 30, **fields)
+    return [row | {"time": f"2026-01-{commit + 1:02d}T00:{row['round']:02d}:00Z"} for row in some]
+
+
+def test_claims_and_their_cases_are_there(tmp_path: Path) -> None:
+    some = []
+    for pass_ in ("forward", "backward"):
+        some += make_rounds(1.0, kernel="fm3", gpu="NVIDIA H200", head_dim=128, pass_=pass_)
+        some += make_rounds(1.2, kernel="flex", gpu="NVIDIA H200", head_dim=128, pass_=pass_, noise=1)
+    write_rows(tmp_path, some)
+    assert main([str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+    assert "0 reproduced, 1 not reproduced, 8 not run here" in words
+    assert "1 of 1 cases gain less than the paper" in words
+    assert "forward and backward: over FlexAttention: the 1 figures behind it" in words
+    assert f"flex {some[-1]['case_id']}" in words
+    sections = re.findall(r'<h2 id="(\w+)">', page)
+    assert sections == ["short", "fastest", "claims", "figures", "cases", "without", "where"]
+
+
+def test_steps_from_commit_to_commit_are_told(tmp_path: Path) -> None:
+    some = [row for commit in range(10) for row in measured_at(commit, 1.0 if commit < 5 else 1.08, kernel="fm3")]
+    write_rows(tmp_path, some)
+    assert main([str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert re.search(r"<li>FM3 on document: \+[78]\.\d% \(slower\) from 0000000005 on\.</li>", page)
+    steady = [row for commit in range(10) for row in measured_at(commit, 1.0, kernel="fm3")]
+    write_rows(tmp_path, steady)
+    assert main([str(tmp_path)]) == 0
+    assert "No steps were found" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_report_of_the_committed_sweep_is_small_and_soon_there(tmp_path: Path) -> None:
+    begin = time.process_time()
+    assert main([str(ROOT / "results"), "--out", str(tmp_path / "report.html")]) == 0
+    assert time.process_time() - begin < 30
+    assert (tmp_path / "report.html").stat().st_size < 15 << 20
