@@ -5,6 +5,8 @@ PYTHON      ?= python3
 CONSTRAINTS ?= constraints.txt
 RESULTS     ?= results/local
 SWEEP       ?= reproduce
+# More options of pytest: `make test TEST_OPTIONS=--require-browser`.
+TEST_OPTIONS ?=
 # A folder of wheels: `make setup WHEELS=dir` installs from it without a network, on top of the packages of $(PYTHON).
 WHEELS      ?=
 
@@ -50,7 +52,7 @@ reproduce-single-gpu: setup  ## the 12 masks at 4K to 128K on one GPU, every com
 	$(call measure-and-show,experiment=paper_single_gpu)
 
 test: setup  ## all tests that this hardware allows
-	$(PY) -m pytest -q -n 2
+	$(PY) -m pytest -q -n 2 $(TEST_OPTIONS)
 
 lint: setup  ## style, formatting and types
 	$(VENV)/bin/ruff check .

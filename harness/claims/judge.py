@@ -9,13 +9,13 @@ decide, not intervals: nobody gets the benefit of the doubt. Only measured rows 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from harness.claims.anchor import Evidence
 from harness.claims.paper import CLAIMS, Claim, Who
-from harness.claims.speeds import WAYS, Compared, compare
+from harness.claims.speeds import WAYS, Case, Compared, compare
 from plots.captions import machine
 from plots.cells import Cell
 from plots.published import Published
@@ -96,7 +96,7 @@ def _compare(claim: Claim, evidence: Evidence, ways: Sequence[Sequence[str]]) ->
 
 def _verdict(claim: Claim, compared: Sequence[Compared]) -> tuple[str, str]:
     least, most = extremes(compared)
-    missing = len(claim.cases) - len(compared)
+    missing = [case for case in claim.cases if case not in {one.case for one in compared}]
     if least.ratio.value < claim.low:
         below = sum(one.ratio.value < claim.low for one in compared)
         return NOT_REPRODUCED, (
@@ -104,10 +104,32 @@ def _verdict(claim: Claim, compared: Sequence[Compared]) -> tuple[str, str]:
             f"the least is {where(claim, least)}"
         )
     if missing:
-        return NOT_RUN, f"{missing} of {len(claim.cases)} cases could not be compared; the others keep the claim"
+        count = f"{len(missing)} of {len(claim.cases)} cases"
+        return NOT_RUN, f"{count} could not be compared ({_summed_up(claim, missing)}); the others keep the claim"
     if most.ratio.value < claim.high:
         return NOT_REPRODUCED, f"no case gains the paper's most, {amount(claim, claim.high)}; the most is {where(claim, most)}"
     return REPRODUCED, f"every case gains at least {amount(claim, claim.low)}, the most is {where(claim, most)}"
+
+
+def _summed_up(claim: Claim, missing: Sequence[Case]) -> str:
+    """Missing cases in few words: whole lengths first, then the masks that lack some of the others."""
+    every = {tokens for _, tokens, _ in claim.cases}
+    masks = list(dict.fromkeys(mask for mask, _, _ in claim.cases))
+    lacking = {tokens: [mask for mask, other, _ in missing if other == tokens] for tokens in sorted(every)}
+    whole = [tokens for tokens, found in lacking.items() if len(found) == len(masks)]
+    parts = [f"all at {_listed(map(length_label, whole))}"] if whole else []
+    lengths: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for mask in masks:
+        lengths[tuple(tokens for tokens in lacking if tokens not in whole and mask in lacking[tokens])].append(mask)
+    for places, found in lengths.items():
+        if places:
+            parts.append(f"{_listed(mask.replace('_', ' ') for mask in found)} at {_listed(map(length_label, places))}")
+    return "; ".join(parts)
+
+
+def _listed(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _why_nothing(claim: Claim, evidence: Evidence, alone: dict[str, tuple[Compared, ...]]) -> str:

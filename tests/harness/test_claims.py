@@ -100,8 +100,18 @@ def test_not_run_while_cases_are_missing_unless_one_contradicts() -> None:
     few = MASKS[:3]
     found = only(one_run(lambda *_: 1.8, masks=few))
     assert (found.verdict, len(found.compared)) == (NOT_RUN, 12)
-    assert found.reason.startswith("36 of 48 cases could not be compared")
+    others = ", ".join(mask.replace("_", " ") for mask in MASKS[3:-1])
+    lengths = "4K, 8K, 32K and 128K"
+    assert found.reason == (
+        f"36 of 48 cases could not be compared ({others} and random eviction at {lengths}); the others keep the claim"
+    )
     assert only(one_run(lambda *_: 1.2, masks=few)).verdict == NOT_REPRODUCED
+
+
+def test_missing_cases_are_summed_up_by_length_and_mask() -> None:
+    rows = [row for row in one_run(lambda *_: 1.8) if row["seqlen"] != 4096]
+    rows = [row for row in rows if (row["mask"], row["seqlen"]) not in {("full", 8192), ("causal", 8192), ("causal", 32768)}]
+    assert "15 of 48 cases could not be compared (all at 4K; full at 8K; causal at 8K and 32K)" in only(rows).reason
 
 
 def test_not_run_on_one_pass_alone_which_is_shown_but_decides_nothing() -> None:
