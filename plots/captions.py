@@ -55,7 +55,7 @@ def machine(cell: Cell) -> str:
 
 def commit(row: Row) -> str:
     """The commit of a row in ten digits; a + stands for uncommitted changes."""
-    return plain(row["git_sha"])[:10] + ("+" if row["git_dirty"] else "") if row["git_sha"] else "unknown code"
+    return plain(row["git_sha"][:10]) + ("+" if row["git_dirty"] else "") if row["git_sha"] else "unknown code"
 
 
 def sources(cells: Iterable[Cell]) -> tuple[str, ...]:

@@ -150,8 +150,7 @@ def _line(panel: Any, mine: pd.DataFrame, spots: dict[int, int], look: style.Loo
     (line,) = panel.plot(
         where, good["median_ms"], color=look.colour, marker=look.marker, markersize=4.5, linewidth=1.4, markeredgewidth=0.0
     )
-    for spot, low, high in zip(where, good["low_ms"], good["high_ms"], strict=True):
-        panel.plot([spot, spot], [low, high], color=look.colour, linewidth=2.4, alpha=0.5, solid_capstyle="butt")
+    panel.vlines(where, good["low_ms"], good["high_ms"], color=look.colour, linewidth=2.4, alpha=0.5)
     for spot, (_, point) in zip(where, good.iterrows(), strict=True):
         if not math.isnan(point["step"]):
             panel.axvline(spot - 0.5, color=look.colour, linewidth=0.9, linestyle=(0, (3, 2)))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.claims.paper import ANCHOR, Who
+from harness.claims.paper import ANCHOR, Case, Who
 from harness.rows import Row
 from plots.cells import Cell
 from plots.published import Published
@@ -29,7 +29,7 @@ class Evidence:
     cells: Sequence[Cell]
     published: Sequence[Published] = ()
 
-    def find(self, who: Who, case: tuple[str, int, int], pass_: str) -> list[Cell]:
+    def find(self, who: Who, case: Case, pass_: str) -> list[Cell]:
         """The cells with figures of one side on one case: one a draw of the mask."""
         wanted: dict[str, Any] = dict(zip(("mask", "seqlen", "cp_degree"), case, strict=True))
         wanted |= {"kernel": who.kernel, "strategy": who.strategy, "pass": pass_}

@@ -7,9 +7,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from harness.claims.judge import Judgement, extremes
+from harness.claims.judge import Judgement
 from harness.claims.paper import SOURCE
 from harness.claims.text import NOTE, ways
+from harness.claims.words import extremes
 from plots import claims
 from plots.catalogue import Drawn
 
@@ -31,7 +32,7 @@ def lines(judgements: Sequence[Judgement]) -> list[dict[str, Any]]:
                 "passes": passes,
                 "low": bounds[0],
                 "high": bounds[1],
-                "cases": len(one.compared),
+                "cases": len({compared.case for compared in one.compared}),
                 "of": len(one.claim.cases) if one.claim.untold is None else 0,
                 "machine": one.machine,
                 "protocol": one.protocol,

@@ -9,17 +9,20 @@ decide, not intervals: nobody gets the benefit of the doubt. Only measured rows 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from harness.claims.anchor import Evidence
 from harness.claims.paper import CLAIMS, Claim, Who
-from harness.claims.speeds import WAYS, Case, Compared, compare
+from harness.claims.speeds import WAYS, Compared, compare
+from harness.claims.words import amount, extremes, summed_up, where
+from masks.families import FAMILIES
+from masks.paper_lists import PAPER_LISTS
 from plots.captions import machine
 from plots.cells import Cell
 from plots.published import Published
-from plots.style import length_label, plain, times, title_of
+from plots.style import plain, title_of
 
 REPRODUCED, NOT_REPRODUCED, NOT_RUN = "reproduced", "not reproduced", "not run here"
 VERDICTS = (REPRODUCED, NOT_REPRODUCED, NOT_RUN)
@@ -28,6 +31,7 @@ TOGETHER = (("both",), ("forward", "backward"))
 """The two ways in which forward and backward together are measured: as one call, or one after the other."""
 
 _PAPERS_SHAPE = {"source": "measured", "device": "cuda", "dtype": "bfloat16", "head_dim": 128, "deterministic": False}
+_PAPERS_LISTS = {None, *(variant for lists in PAPER_LISTS.values() for variant in lists)}
 _MACHINE = ("gpu", "power_limit", "protocol", "l2", "heads", "kv_heads")
 
 
@@ -56,7 +60,7 @@ def judge(cells: Sequence[Cell], published: Sequence[Published] = (), claims: Se
     """Every claim, once for each machine and protocol with rows for it, in the claims' order."""
     groups: dict[tuple[Any, ...], list[Cell]] = defaultdict(list)
     for cell in cells:
-        if all(cell[name] == value for name, value in _PAPERS_SHAPE.items()):
+        if _is_the_papers(cell):
             groups[tuple(cell[name] for name in _MACHINE)].append(cell)
     found = []
     for claim in claims:
@@ -68,6 +72,16 @@ def judge(cells: Sequence[Cell], published: Sequence[Published] = (), claims: Se
         sharing = " sharing a sequence" if claim.shared else ""
         found += judged or [Judgement(claim, NOT_RUN, f"no measured rows of {name}{sharing} on a GPU in the paper's shape")]
     return found
+
+
+def _is_the_papers(cell: Cell) -> bool:
+    """Whether it was measured, in the paper's shape, on a mask of the paper: parameters at their defaults, its documents."""
+    defaults = FAMILIES[cell["mask"]].params if cell["mask"] in FAMILIES else {}
+    return (
+        all(cell[name] == value for name, value in _PAPERS_SHAPE.items())
+        and all(defaults.get(name) == value for name, value in cell["mask_params"].items())
+        and cell["mask_variant"] in _PAPERS_LISTS
+    )
 
 
 def _asked(claim: Claim, cells: Sequence[Cell]) -> bool:
@@ -86,50 +100,35 @@ def _on_machine(claim: Claim, evidence: Evidence) -> Judgement:
 
 def _compare(claim: Claim, evidence: Evidence, ways: Sequence[Sequence[str]]) -> tuple[Compared, ...]:
     """The cases that can be compared, each by the best of the ways to know it."""
-    found = []
+    assert claim.rival is not None  # a claim without a rival is one that no row can answer
+    found: list[Compared] = []
     for case in claim.cases:
-        assert claim.rival is not None  # a claim without a rival is one that no row can answer
-        options = [one for passes in ways if (one := compare(evidence, claim.ours, claim.rival, case, passes)) is not None]
-        found += [min(options, key=lambda one: WAYS.index(one.how))] if options else []
+        options = [compare(evidence, claim.ours, claim.rival, case, passes) for passes in ways]
+        known = sorted((some for some in options if some), key=_way)
+        found += known[0] if known else []
     return tuple(found)
+
+
+def _way(compared: Sequence[Compared]) -> int:
+    return WAYS.index(compared[0].how)
 
 
 def _verdict(claim: Claim, compared: Sequence[Compared]) -> tuple[str, str]:
     least, most = extremes(compared)
-    missing = [case for case in claim.cases if case not in {one.case for one in compared}]
+    known = {one.case for one in compared}
+    missing = [case for case in claim.cases if case not in known]
     if least.ratio.value < claim.low:
-        below = sum(one.ratio.value < claim.low for one in compared)
+        below = {one.case for one in compared if one.ratio.value < claim.low}
         return NOT_REPRODUCED, (
-            f"{below} of {len(compared)} cases gain less than the paper's least, {amount(claim, claim.low)}; "
+            f"{len(below)} of {len(known)} cases gain less than the paper's least, {amount(claim, claim.low)}; "
             f"the least is {where(claim, least)}"
         )
     if missing:
         count = f"{len(missing)} of {len(claim.cases)} cases"
-        return NOT_RUN, f"{count} could not be compared ({_summed_up(claim, missing)}); the others keep the claim"
+        return NOT_RUN, f"{count} could not be compared ({summed_up(claim, missing)}); the others keep the claim"
     if most.ratio.value < claim.high:
         return NOT_REPRODUCED, f"no case gains the paper's most, {amount(claim, claim.high)}; the most is {where(claim, most)}"
     return REPRODUCED, f"every case gains at least {amount(claim, claim.low)}, the most is {where(claim, most)}"
-
-
-def _summed_up(claim: Claim, missing: Sequence[Case]) -> str:
-    """Missing cases in few words: whole lengths first, then the masks that lack some of the others."""
-    every = {tokens for _, tokens, _ in claim.cases}
-    masks = list(dict.fromkeys(mask for mask, _, _ in claim.cases))
-    lacking = {tokens: [mask for mask, other, _ in missing if other == tokens] for tokens in sorted(every)}
-    whole = [tokens for tokens, found in lacking.items() if len(found) == len(masks)]
-    parts = [f"all at {_listed(map(length_label, whole))}"] if whole else []
-    lengths: dict[tuple[int, ...], list[str]] = defaultdict(list)
-    for mask in masks:
-        lengths[tuple(tokens for tokens in lacking if tokens not in whole and mask in lacking[tokens])].append(mask)
-    for places, found in lengths.items():
-        if places:
-            parts.append(f"{_listed(mask.replace('_', ' ') for mask in found)} at {_listed(map(length_label, places))}")
-    return "; ".join(parts)
-
-
-def _listed(words: Iterable[str]) -> str:
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _why_nothing(claim: Claim, evidence: Evidence, alone: dict[str, tuple[Compared, ...]]) -> str:
@@ -142,36 +141,10 @@ def _why_nothing(claim: Claim, evidence: Evidence, alone: dict[str, tuple[Compar
         passes = {cell["pass"] for cell in mine}
         if mine and not ("both" in passes or {"forward", "backward"} <= passes):
             return f"{_name(who)} has rows of the {' and '.join(sorted(passes))} pass alone"
-    return (
-        f"no figures of {_name(claim.rival)} that could be compared with these rows" if not alone else "no case has both passes"
-    )
+    if alone:
+        return "no case has both passes"
+    return f"no figures of {_name(claim.rival)} that could be compared with these rows"
 
 
 def _name(who: Who) -> str:
     return title_of(who.kernel) + (f" with strategy {who.strategy}" if who.strategy else "")
-
-
-def extremes(compared: Sequence[Compared]) -> tuple[Compared, Compared]:
-    """The case that gains least and the one that gains most."""
-    ordered = sorted(compared, key=lambda one: one.ratio.value)
-    return ordered[0], ordered[-1]
-
-
-def amount(claim: Claim, value: float) -> str:
-    """A figure in the paper's words: +45%, 1.80 times or 31%."""
-    if claim.unit == "gain":
-        return f"{100 * (value - 1):+.1f}%".replace(".0%", "%")
-    return f"{100 * value:.0f}%" if claim.unit == "share" else times(value)
-
-
-def span(claim: Claim, compared: Sequence[Compared]) -> str:
-    """The range of the cases compared, in the paper's words."""
-    least, most = extremes(compared)
-    return f"{amount(claim, least.ratio.value)} to {amount(claim, most.ratio.value)}"
-
-
-def where(claim: Claim, one: Compared) -> str:
-    """A figure and its case."""
-    mask, tokens, ranks = one.case
-    shared = f" on {ranks} GPUs" if ranks > 1 else ""
-    return f"{amount(claim, one.ratio.value)} ({mask.replace('_', ' ')}, {length_label(tokens)}{shared})"

@@ -17,6 +17,9 @@ LENGTHS = (4096, 8192, 32768, 131072)
 DEGREES = (4, 8, 16, 32)
 TOKENS_A_DEVICE = 8192
 
+Case = tuple[str, int, int]
+"""Mask, tokens, ranks that share the sequence."""
+
 ANCHOR = "sdpa_cudnn"
 """Its full attention is what two sides that did not run together are both compared with."""
 
@@ -73,8 +76,8 @@ class Claim:
         return self.rival is not None and self.rival.strategy is not None
 
     @property
-    def cases(self) -> tuple[tuple[str, int, int], ...]:
-        """(mask, tokens, ranks) that the claim is about and the rival can compute."""
+    def cases(self) -> tuple[Case, ...]:
+        """The cases that the claim is about and the rival can compute."""
         masks = [mask for mask in MASKS if self.rival is None or mask not in self.rival.never]
         if self.shared:
             return tuple((mask, TOKENS_A_DEVICE * degree, degree) for mask in masks for degree in DEGREES)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from harness.claims.anchor import TOLERANCE, Evidence, anchor_of, over_anchor, series_over_anchor
-from harness.claims.paper import Who
+from harness.claims.paper import Case, Who
 from plots.cells import Cell
 from plots.published import Published
 from plots.statistics import UNKNOWN, Ratio, median, paired_ratio
@@ -25,9 +25,6 @@ SERIES = "published series, each over cuDNN beside it"
 CHAIN = "published table, by way of published FlashMask-3 over cuDNN"
 WAYS = (ONE_RUN, THROUGH, SERIES, CHAIN)
 """How a ratio is known, best first."""
-
-Case = tuple[str, int, int]
-"""Mask, tokens, ranks that share the sequence."""
 
 
 @dataclass(frozen=True)
@@ -41,28 +38,29 @@ class Compared:
     figures: tuple[Published, ...] = ()
 
 
-def compare(evidence: Evidence, ours: Who, rival: Who, case: Case, passes: Sequence[str]) -> Compared | None:
-    """Ours over the rival's; None when one side has no figures, or nothing connects the two.
+def compare(evidence: Evidence, ours: Who, rival: Who, case: Case, passes: Sequence[str]) -> list[Compared]:
+    """Ours over the rival's, once for each draw of the mask (document list, seed) that ours has figures of.
 
     Args:
         evidence: of one machine and protocol.
         passes: whose times are added, for instance forward and backward.
+
+    Returns:
+        Nothing where one side has no figures, or nothing connects the two.
     """
-    mine = _side(evidence, ours, case, passes)
-    if mine is None:
-        return None
-    other = _side(evidence, rival, case, passes, mine)
-    found = None
-    if other is not None:
-        found = _in_one_run(case, mine, other) or _through_anchor(evidence, case, mine, other)
-    return found or _through_series(evidence, rival, case, mine)
+    found = []
+    for mine in _draws(evidence, ours, case, passes):
+        other = _nearest(evidence, rival, case, passes, mine)
+        one = (_in_one_run(case, mine, other) or _through_anchor(evidence, case, mine, other)) if other else None
+        one = one or _through_series(evidence, rival, case, mine)
+        found += [one] if one is not None else []
+    return found
 
 
 def _in_one_run(case: Case, mine: Sequence[Cell], other: Sequence[Cell]) -> Compared | None:
-    if not _common([*mine, *other]):
-        return None
-    common = _common([*mine, *other])
-    return Compared(case, paired_ratio(_cost(other, common), _cost(mine, common)), ONE_RUN, (*mine, *other))
+    cells = (*mine, *other)
+    rounds = set.intersection(*(set(cell.rounds) for cell in cells))
+    return Compared(case, paired_ratio(_cost(other, rounds), _cost(mine, rounds)), ONE_RUN, cells) if rounds else None
 
 
 def _through_anchor(evidence: Evidence, case: Case, mine: Sequence[Cell], other: Sequence[Cell]) -> Compared | None:
@@ -102,20 +100,23 @@ def _weighted(values: Sequence[float | None], anchors: Sequence[Cell]) -> float:
     return sum((value or 0.0) * anchor.median_ms for value, anchor in zip(values, anchors, strict=True))
 
 
-def _side(
-    evidence: Evidence, who: Who, case: Case, passes: Sequence[str], like: Sequence[Cell] | None = None
-) -> list[Cell] | None:
-    """One cell a pass, of one mask: the nearest to those of the other side, or the first."""
-    chosen: list[Cell] = []
-    for number, pass_ in enumerate(passes):
-        near = like[number] if like is not None else chosen[0] if chosen else None
-        found = evidence.find(who, case, pass_)
-        if near is not None:
-            found = [cell for cell in found if cell["batch"] == near["batch"] and _apart(near, cell) <= TOLERANCE]
-        if not found:
-            return None
-        chosen.append(found[0] if near is None else min(found, key=partial(_apart, near)))
-    return chosen
+def _draws(evidence: Evidence, who: Who, case: Case, passes: Sequence[str]) -> list[list[Cell]]:
+    """One list a draw of the mask, of one cell a pass."""
+    first, *rest = passes
+    sides = [[cell, *(_near(evidence, who, case, pass_, cell) for pass_ in rest)] for cell in evidence.find(who, case, first)]
+    return [[cell for cell in side if cell is not None] for side in sides if None not in side]
+
+
+def _nearest(evidence: Evidence, who: Who, case: Case, passes: Sequence[str], like: Sequence[Cell]) -> list[Cell] | None:
+    """One cell a pass, of the draw nearest to that of ``like``."""
+    found = [_near(evidence, who, case, pass_, cell) for pass_, cell in zip(passes, like, strict=True)]
+    return None if None in found else [cell for cell in found if cell is not None]
+
+
+def _near(evidence: Evidence, who: Who, case: Case, pass_: str, like: Cell) -> Cell | None:
+    found = [cell for cell in evidence.find(who, case, pass_) if cell["batch"] == like["batch"]]
+    nearest = min(found, key=partial(_apart, like), default=None)
+    return nearest if nearest is not None and _apart(like, nearest) <= TOLERANCE else None
 
 
 def _apart(one: Cell, other: Cell) -> float:
@@ -123,10 +124,6 @@ def _apart(one: Cell, other: Cell) -> float:
     if one["mask_digest"] is not None and one["mask_digest"] == other["mask_digest"]:
         return 0.0
     return abs(float(other["tile_density"]) / float(one["tile_density"]) - 1) + 1e-9
-
-
-def _common(cells: Sequence[Cell]) -> set[Hashable]:
-    return set.intersection(*(set(cell.rounds) for cell in cells))
 
 
 def _cost(cells: Sequence[Cell], rounds: set[Hashable]) -> Mapping[Hashable, Sequence[float]]:

@@ -6,9 +6,10 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
-from harness.claims.judge import VERDICTS, Judgement, amount, span
+from harness.claims.judge import VERDICTS, Judgement
 from harness.claims.paper import SOURCE
 from harness.claims.speeds import WAYS, Compared
+from harness.claims.words import amount, span
 from plots.style import plain
 
 NOTE = (
@@ -25,11 +26,14 @@ def paper_range(judgement: Judgement) -> str:
 
 def here(judgement: Judgement) -> str:
     """What the rows say: a range and how many cases it stands on; of single passes where both together have none."""
-    claim, total = judgement.claim, len(judgement.claim.cases)
     if judgement.compared:
-        return f"{span(claim, judgement.compared)} ({len(judgement.compared)} of {total} cases)"
-    parts = [f"{name} alone {span(claim, found)} ({len(found)} of {total} cases)" for name, found in judgement.alone.items()]
-    return "; ".join(parts)
+        return _range(judgement, judgement.compared)
+    return "; ".join(f"{pass_} alone {_range(judgement, found)}" for pass_, found in judgement.alone.items())
+
+
+def _range(judgement: Judgement, compared: Sequence[Compared]) -> str:
+    cases = len({one.case for one in compared})
+    return f"{span(judgement.claim, compared)} ({cases} of {len(judgement.claim.cases)} cases)"
 
 
 def place(judgement: Judgement) -> str:

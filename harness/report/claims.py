@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from harness.claims import figure
-from harness.claims.judge import NOT_REPRODUCED, REPRODUCED, VERDICTS, Judgement, amount
+from harness.claims.judge import NOT_REPRODUCED, REPRODUCED, VERDICTS, Judgement
 from harness.claims.paper import SOURCE
 from harness.claims.speeds import Compared
 from harness.claims.text import NOTE, behind, evidence, here, paper_range, place, runs, sources
+from harness.claims.words import amount
 from harness.report.html import Markup, element, fold, inline_svg, join, scrolling, table
 from plots.style import length_label
 
@@ -41,7 +42,7 @@ def claims(judgements: Sequence[Judgement]) -> Markup:
             ]
         )
     counted = [(one, len(evidence(one))) for one in judgements]
-    cases = [fold(f"{one.claim.text}: the {count} figures behind it", _cases(one)) for one, count in counted if count]
+    cases = [fold(f"{one.claim.text}: what is behind it ({count})", _cases(one)) for one, count in counted if count]
     head = ["claim", "paper", "here", "verdict"]
     return element("div", table(head, lines, stacked=True), element("p", NOTE, class_="note"), picture, *cases, class_="card")
 

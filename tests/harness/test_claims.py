@@ -154,6 +154,20 @@ def test_rows_of_another_kind_do_not_count(change: dict[str, Any]) -> None:
     assert "no measured rows of FM3" in found.reason
 
 
+def test_every_document_list_of_the_paper_counts_and_no_other_mask() -> None:
+    rows = one_run(rising(1.35, 1.75))
+    common = {"mask": "document", "seqlen": 8192, **H100}
+    for variant, gain in (("a", 1.3), ("my.csv", 1.1)):
+        for pass_ in ("forward", "backward"):
+            rows += make_rounds(gain, kernel="flex", variant=variant, mask_digest=variant, pass_=pass_, **common)
+            rows += make_rounds(1.0, kernel="fm3", variant=variant, mask_digest=variant, pass_=pass_, **common)
+    found = only(rows)
+    assert found.reason == "1 of 48 cases gain less than the paper's least, +34%; the least is +30% (document, 8K)"
+    assert (len(found.compared), text.here(found)) == (49, "+30% to +75% (48 of 48 cases)")
+    narrow = [row for kernel in ("fm3", "flex") for row in make_rounds(1.0, kernel=kernel, mask="sliding_window", **H100)]
+    assert only([row | {"mask_params": {"window": 64}} for row in narrow]).machine is None
+
+
 def test_machines_and_protocols_are_judged_apart() -> None:
     rows = one_run(rising(1.35, 1.75))
     slow = [row | {"gpu": "NVIDIA H200"} for row in one_run(lambda *_: 1.0, masks=("causal",))]

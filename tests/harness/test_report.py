@@ -252,7 +252,7 @@ def test_claims_and_their_cases_are_there(tmp_path: Path) -> None:
     words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
     assert "0 reproduced, 1 not reproduced, 8 not run here" in words
     assert "1 of 1 cases gain less than the paper" in words
-    assert "forward and backward: over FlexAttention: the 1 figures behind it" in words
+    assert "forward and backward: over FlexAttention: what is behind it (1)" in words
     assert f"flex {some[-1]['case_id']}" in words
     sections = re.findall(r'<h2 id="(\w+)">', page)
     assert sections == ["short", "fastest", "claims", "figures", "cases", "without", "where"]

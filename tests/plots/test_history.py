@@ -11,7 +11,7 @@ import pytest
 from row_factory import make_rounds, make_row
 
 from harness.rows import Row
-from plots import catalogue, history
+from plots import catalogue, files, history
 from plots.changepoints import ENOUGH, LEAST, steps
 
 
@@ -117,6 +117,12 @@ def test_a_failure_keeps_its_place_without_a_figure() -> None:
     assert frame["median_ms"].isna().tolist() == [False, True, False]
     (drawn,) = catalogue.histories([*rows, failed])
     assert drawn.figure().axes
+
+
+def test_a_single_round_has_a_point_without_an_interval() -> None:
+    (drawn,) = catalogue.histories(at_commit(0, 1.0, rounds=1) + at_commit(1, 1.0, rounds=1))
+    assert drawn.frame["low_ms"].isna().all()
+    assert b"nan" not in files.to_bytes(drawn.figure(), "svg").lower()
 
 
 def test_machines_and_protocols_have_histories_of_their_own() -> None:
