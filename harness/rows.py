@@ -11,7 +11,7 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,9 +124,9 @@ def check_row(row: Any, where: str = "row") -> Row:
     version = row.get("schema_version")
     if version != SCHEMA_VERSION:
         raise RowError(f"{where}: schema_version is {version!r}; this reader knows {SCHEMA_VERSION}")
-    missing = [name for name in FIELDS if name not in row]
-    unknown = [name for name in row if name not in FIELDS]
-    if missing or unknown:
+    if row.keys() != FIELDS.keys():
+        missing = [name for name in FIELDS if name not in row]
+        unknown = [name for name in row if name not in FIELDS]
         raise RowError(f"{where}: missing fields {missing}, unknown fields {unknown}")
     ok = row["status"] == "ok"
     for name, field in FIELDS.items():
@@ -135,15 +135,15 @@ def check_row(row: Any, where: str = "row") -> Row:
             if not field.null or (ok and field.on_ok):
                 raise RowError(f"{where}: {name} is null")
             continue
-        boolean = isinstance(value, bool)
-        if boolean != (field.kinds == _BOOL) or not isinstance(value, field.kinds):
+        kind = type(value)
+        # The exact type is nearly always the field's; what derives from it passes too, but True is no number.
+        if kind not in field.kinds and (kind is bool or not isinstance(value, field.kinds)):
             raise RowError(f"{where}: {name} is {value!r}; expected {'/'.join(kind.__name__ for kind in field.kinds)}")
-        if field.kinds == _NUM and not _sane(value):
+        if kind is str:
+            if not _encodes(value):
+                raise RowError(f"{where}: {name} holds text that is not Unicode")
+        elif (field.kinds is _NUM and not _sane(value)) or (kind is int and abs(value) >= _LARGEST):
             raise RowError(f"{where}: {name} is {_short(value)}")
-        if isinstance(value, int) and not boolean and abs(value) >= _LARGEST:
-            raise RowError(f"{where}: {name} is {_short(value)}")
-        if isinstance(value, str) and not _encodes(value):
-            raise RowError(f"{where}: {name} holds text that is not Unicode")
     for name, allowed in (("status", STATUSES), ("pass", PASSES), ("source", SOURCES), ("protocol", PROTOCOLS)):
         if row[name] not in allowed:
             raise RowError(f"{where}: {name} is {row[name]!r}; allowed: {', '.join(allowed)}")
@@ -161,12 +161,16 @@ _LARGEST = 2**63
 
 def _sane(value: Any) -> bool:
     """Whether it is a finite number of sensible size (JSON has integers of any length)."""
+    if type(value) is float:
+        return math.isfinite(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) < _LARGEST if isinstance(value, int) else math.isfinite(value)
 
 
 def _encodes(text: str) -> bool:
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair
@@ -186,19 +190,23 @@ def row_files(folder: Path | str) -> list[Path]:
     return sorted(found)
 
 
-def read_file(path: Path) -> Iterator[Row]:
+def read_file(path: Path, cut_off: Callable[[str], None] | None = None) -> Iterator[Row]:
     """The rows of one file. A last line cut off by a kill or a full disk is left out; any other bad line raises.
+
+    Args:
+        path: the file.
+        cut_off: told the file's name when its last line was left out.
 
     Raises:
         RowError: names the file, the line and what is wrong with it.
     """
     try:
-        yield from _lines(path)
+        yield from _lines(path, cut_off)
     except (UnicodeDecodeError, EOFError, OSError, zlib.error) as error:  # not UTF-8, cut-off or broken gzip, unreadable
         raise RowError(f"{path.name}: cannot be read ({error})") from error
 
 
-def _lines(path: Path) -> Iterator[Row]:
+def _lines(path: Path, cut_off: Callable[[str], None] | None) -> Iterator[Row]:
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as stream:
         pending: tuple[int, str] | None = None
@@ -208,6 +216,8 @@ def _lines(path: Path) -> Iterator[Row]:
             pending = (number, line)
         if pending is not None and pending[1].endswith("\n"):
             yield _parse(path, *pending)
+        elif pending is not None and cut_off is not None:
+            cut_off(path.name)
 
 
 def _parse(path: Path, number: int, line: str) -> Row:

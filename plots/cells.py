@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -103,8 +103,8 @@ def rate(flops: float, milliseconds: float) -> float:
     return flops / (milliseconds * 1e9)
 
 
-def load_rows(folder: Path | str) -> list[Row]:
-    """All rows below ``folder``, without its ``local`` subfolder.
+def load_rows(folder: Path | str, cut_off: Callable[[str], None] | None = None) -> list[Row]:
+    """All rows below ``folder``, without its ``local`` subfolder. ``cut_off`` is told of files that end in half a line.
 
     Raises:
         FileNotFoundError: no such folder.
@@ -117,7 +117,7 @@ def load_rows(folder: Path | str) -> list[Row]:
     for path in row_files(root):
         if path.relative_to(root).parts[0] == LOCAL:
             continue
-        rows.extend(read_file(path))
+        rows.extend(read_file(path, cut_off))
     return rows
 
 
@@ -127,9 +127,8 @@ def cells_of(rows: Iterable[Row]) -> list[Cell]:
     Raises:
         RowError: a time that is not ISO 8601.
     """
-    unique = {_identity(row): row for row in sorted(rows, key=lambda r: json.dumps(r, sort_keys=True))}
-    timed = [(_time(row), row) for row in unique.values()]
-    timed.sort(key=lambda pair: (pair[0], pair[1]["run_id"], pair[1]["round"], pair[1]["order"]))
+    timed = [(time_of(row), row) for row in _unique(rows)]
+    timed.sort(key=lambda pair: (pair[0], pair[1]["run_id"], pair[1]["round"], pair[1]["order"], pair[1]["status"]))
     newest = {_code(row): row["source_hash"] for _, row in timed if row["status"] not in SILENT}
     cases: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for _, row in timed:
@@ -155,7 +154,18 @@ def _cell(rows: list[Row], source_hash: str | None) -> Cell | None:
     return Cell(last, "ok", None, tuple(good))
 
 
-def _identity(row: Row) -> tuple[Any, ...]:
+def _unique(rows: Iterable[Row]) -> Iterable[Row]:
+    """Every row once; of two that say different things under one identity, always the same one."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        other = found.setdefault(identity_of(row), row)
+        if other is not row and json.dumps(row, sort_keys=True) > json.dumps(other, sort_keys=True):
+            found[identity_of(row)] = row
+    return found.values()
+
+
+def identity_of(row: Row) -> tuple[Any, ...]:
+    """What two rows that are one have in common."""
     return (row["case_id"], *_code(row), row["run_id"], row["round"], row["time"], row["status"])
 
 
@@ -164,7 +174,12 @@ def _code(row: Row) -> tuple[Any, ...]:
     return tuple(row[f] for f in ("kernel", "pass", "strategy", "exchange", "source", "gpu", "power_limit"))
 
 
-def _time(row: Row) -> datetime:
+def time_of(row: Row) -> datetime:
+    """When the row was recorded; UTC where it does not say.
+
+    Raises:
+        RowError: not ISO 8601.
+    """
     try:
         time = datetime.fromisoformat(row["time"])
     except ValueError as error:
