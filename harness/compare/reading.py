@@ -104,7 +104,7 @@ def commit_of(ref: str, root: Path = ROOT) -> str:
     except SideError as error:
         if "not a git" in str(error):
             raise
-        names = _git(root, "for-each-ref", "--format=%(refname:short)").decode().split()
+        names = ["HEAD", *_git(root, "for-each-ref", "--format=%(refname:short)").decode().split()]
         raise SideError(f"{ref!r} is neither a folder nor a commit; branches and tags: {allowed_names(ref, names)}") from error
     return found.decode().strip()
 

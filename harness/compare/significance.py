@@ -3,8 +3,8 @@
 Plain functions on arrays, numpy only, nothing random but :func:`bootstrap_ratio` with its seed. What follows from a small
 probability is ``harness.compare.rule``.
 
-Rank sum: Mann and Whitney, Ann. Math. Stat. 18 (1947); in strata: van Elteren, Bull. Int. Stat. Inst. 37 (1960). Signed rank: Wilcoxon, Biometrics Bulletin 1 (1945). Many tests:
-Benjamini and Hochberg, J. R. Stat. Soc. B 57 (1995).
+Rank sum: Mann and Whitney, Ann. Math. Stat. 18 (1947); in strata: van Elteren, Bull. Int. Stat. Inst. 37 (1960). Signed
+rank: Wilcoxon, Biometrics Bulletin 1 (1945). Many tests: Benjamini and Hochberg, J. R. Stat. Soc. B 57 (1995).
 """
 
 from __future__ import annotations

@@ -1,0 +1,75 @@
+"""A comparison for people: plain text for a terminal, Markdown for the summary of a CI run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.compare.lines import COLUMNS, SHOWN, by_setting, columns
+from harness.compare.verdict import MEANING, Comparison, Kind, Verdict
+
+_MOST = 40
+"""Lines of one table in Markdown; a summary is read, not searched."""
+
+
+def terminal(comparison: Comparison, every: bool = False) -> str:
+    """The verdicts as aligned columns, worst first. ``every``: also the cases where nothing happened."""
+    parts = [_title(comparison)]
+    for setting, members in by_setting(comparison.verdicts).items():
+        listed = [verdict for verdict in members if every or verdict.kind in SHOWN]
+        parts.append("\n".join([setting, *_aligned(listed), _rest(members, listed)]).rstrip())
+    explained = [kind for kind in Kind if comparison.counts[kind]]
+    parts.append("\n".join(f"{kind}: {MEANING[kind]}" for kind in explained))
+    parts.append("\n".join(f"note: {note}" for note in comparison.notes))
+    commands = [verdict.command for verdict in comparison.of(Kind.REGRESSION, Kind.OTHER_MACHINE) if verdict.command]
+    if commands:
+        parts.append(f"to measure the first one again: {commands[0]}")
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _title(comparison: Comparison) -> str:
+    return f"{comparison.candidate} against {comparison.baseline}: {comparison.headline}"
+
+
+def _aligned(verdicts: Sequence[Verdict]) -> list[str]:
+    if not verdicts:
+        return []
+    table = [COLUMNS, *map(columns, verdicts)]
+    last = len(COLUMNS) - 1
+    widths = [max(len(line[i]) for line in table) for i in range(last)]
+    left = (0, 1)
+    return [
+        "  " + "  ".join(
+            [line[i].ljust(widths[i]) if i in left else line[i].rjust(widths[i]) for i in range(last)] + [line[last]]
+        ).rstrip()
+        for line in table
+    ]  # fmt: skip
+
+
+def _rest(members: Sequence[Verdict], listed: Sequence[Verdict]) -> str:
+    left = [verdict.kind for verdict in members if verdict not in listed]
+    counts = ", ".join(f"{left.count(kind)} {kind}" for kind in Kind if kind in left)
+    return f"  and {counts}" if listed and counts else f"  {counts}" if counts else ""
+
+
+def markdown(comparison: Comparison) -> str:
+    """The same for a CI summary: one table a machine, at most forty lines of it."""
+    parts = [f"### Alarms: {_cell(comparison.headline)}", _cell(f"{comparison.candidate} against {comparison.baseline}")]
+    for setting, members in by_setting(comparison.verdicts).items():
+        listed = [verdict for verdict in members if verdict.kind in SHOWN]
+        parts.append(f"**{_cell(setting)}**")
+        if listed:
+            lines = ["| " + " | ".join(map(_cell, columns(verdict))) + " |" for verdict in listed[:_MOST]]
+            parts.append("\n".join([f"| {' | '.join(COLUMNS)} |", "|---|---|" + "---:|" * 5 + "---|", *lines]))
+        if len(listed) > _MOST:
+            parts.append(f"and {len(listed) - _MOST} more")
+        rest = _rest(members, listed).strip()
+        parts.append(rest) if rest else None
+    parts += [f"- {_cell(note)}" for note in comparison.notes]
+    return "\n\n".join(parts) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Text of rows inside Markdown: nothing of it is markup."""
+    for mark in ("\\", "|", "`", "*", "_", "<", ">", "[", "]"):
+        text = text.replace(mark, f"\\{mark}")
+    return text
