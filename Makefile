@@ -7,6 +7,14 @@ RESULTS     ?= results/local
 SWEEP       ?= reproduce
 # More options of pytest: `make test TEST_OPTIONS=--require-browser`.
 TEST_OPTIONS ?=
+# More words for python -m harness, such as WORDS=timing.rounds=20.
+WORDS       ?=
+# Of check-regressions: a git ref or a results folder (else the committed rows), more flags, an exit code that is no failure.
+AGAINST     ?=
+COMPARE     ?=
+TOLERATE    ?= 0
+# What is installed of the project: dev, or dev,build for nvcc from PyPI.
+EXTRAS      ?= dev
 # A folder of wheels: `make setup WHEELS=dir` installs from it without a network, on top of the packages of $(PYTHON).
 WHEELS      ?=
 
@@ -24,7 +32,8 @@ define measure-and-show
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce reproduce-single-gpu test lint format kernels doctor plots report claims summary clean
+.PHONY: help setup reproduce reproduce-single-gpu measure-for-alarms check-regressions alarm-self-test test lint \
+        format kernels doctor plots report claims summary clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -35,7 +44,7 @@ $(READY): pyproject.toml $(wildcard $(CONSTRAINTS))
 	$(PYTHON) -m venv $(VENV)
 ifeq ($(WHEELS),)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[dev]'
+	$(PY) -m pip install --quiet $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[$(EXTRAS)]'
 else
 	@# The packages that $(PYTHON) already has stay visible: a GPU machine brings its own torch.
 	$(PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))" > "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/parent.pth"
@@ -45,11 +54,21 @@ endif
 
 reproduce: setup  ## set up, measure what this hardware can, draw, report
 	$(PY) -m harness.doctor
-	$(call measure-and-show,sweep=$(SWEEP))
+	$(call measure-and-show,sweep=$(SWEEP) $(WORDS))
 
 reproduce-single-gpu: setup  ## the 12 masks at 4K to 128K on one GPU, every competitor that runs here
 	$(PY) -m harness.doctor
-	$(call measure-and-show,experiment=paper_single_gpu)
+	$(call measure-and-show,experiment=paper_single_gpu $(WORDS))
+
+measure-for-alarms: setup  ## the small grid of the alarm on one GPU: five masks at 8K, rounds enough to see 3%
+	$(call measure-and-show,experiment=alarms $(WORDS))
+
+check-regressions: setup  ## did anything get slower? RESULTS against the committed rows, or AGAINST a git ref or a folder
+	@code=0; $(PY) -m harness.compare $(RESULTS) $(if $(AGAINST),--against $(AGAINST)) $(COMPARE) || code=$$?; \
+	test $$code -eq $(TOLERATE) || exit $$code
+
+alarm-self-test: setup  ## would the alarm ring? drops injected into the committed rows: minutes, no GPU
+	$(PY) -m harness.compare --self-test
 
 test: setup  ## all tests that this hardware allows
 	$(PY) -m pytest -q -n 2 $(TEST_OPTIONS)

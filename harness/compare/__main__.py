@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m harness.compare",
         description="Compare recorded rows with a baseline: did anything get slower?",
-        epilog="exit codes: 0 no, 1 yes (or a case was lost), 2 wrong question, 3 no baseline or too few rounds, 4 damaged rows. "
+        epilog="exit codes: 0 no, 1 yes (or a case was lost), 2 wrong question, 3 no baseline or too few rounds, 4 bad rows. "
         "`python -m harness.compare rerun --help`: two builds of the kernel beside each other.",
     )
     parser.add_argument("candidate", type=Path, nargs="?", default=Path(CANDIDATE), help=f"rows ({CANDIDATE})")

@@ -114,16 +114,11 @@ def _judged(pairs: Sequence[Pair], thresholds: Thresholds) -> list[Verdict]:
 
 def _verdict(pair: Pair, chance: float, cases: int, thresholds: Thresholds) -> Verdict:
     found = pair.contrast
-    beyond = abs(found.ratio - 1) > found.limit
-    clock = pair.new.clock / pair.base.clock if pair.new.clock and pair.base.clock else None
-    cycles = None
-    if pair.new.cycles is not None and pair.base.cycles is not None:
-        cycles = contrast(pair.new.cycles, pair.base.cycles, thresholds).ratio
-    numbers = Numbers(found.ratio, found.limit, chance, found.noise, found.rounds, cycles=cycles, clock=clock)
+    numbers = Numbers(found.ratio, found.limit, chance, found.noise, found.rounds)
     command = case_command(pair.row)
-    if beyond and chance < thresholds.probability:
+    if found.beyond and chance < thresholds.probability:
         interval = found.interval(thresholds.certain)
-        numbers = replace(numbers, interval=interval)
+        numbers = replace(numbers, interval=interval, cycles=_in_cycles(pair, thresholds), clock=_clock(pair))
         if found.ratio > 1:
             return Verdict(Kind.IMPROVED, pair.row, "", numbers, certain=interval.low > 1 + thresholds.least_drop)
         why = excuse(pair, numbers, thresholds)
@@ -131,11 +126,22 @@ def _verdict(pair: Pair, chance: float, cases: int, thresholds: Thresholds) -> V
             return Verdict(Kind.ENVIRONMENT, pair.row, why, numbers, command=command)
         certain = interval.high < 1 - thresholds.least_drop
         return Verdict(Kind.REGRESSION, pair.row, own_clock(numbers, thresholds), numbers, certain, command=command)
-    if beyond or power(found.noise, found.rounds, cases, thresholds) < thresholds.power:
+    if found.beyond or power(found.noise, found.rounds, cases, thresholds) < thresholds.power:
         needed = rounds_needed(found.noise, found.rounds[1], cases, thresholds)
         numbers = replace(numbers, needed=needed)
         return Verdict(Kind.AMBIGUOUS, pair.row, what_is_missing(numbers, pair, thresholds), numbers, command=command)
     return Verdict(Kind.SAME, pair.row, "", numbers)
+
+
+def _in_cycles(pair: Pair, thresholds: Thresholds) -> float | None:
+    """The ratio in clock cycles; None where a clock is not known."""
+    if pair.new.cycles is None or pair.base.cycles is None:
+        return None
+    return contrast(pair.new.cycles, pair.base.cycles, thresholds).ratio
+
+
+def _clock(pair: Pair) -> float | None:
+    return pair.new.clock / pair.base.clock if pair.new.clock and pair.base.clock else None
 
 
 def _clock_skew(candidate: Recording, baseline: Recording) -> Iterable[str]:

@@ -42,7 +42,7 @@ def rank_sum(strata: Strata) -> float:
     sizes = [(len(first), len(second)) for first, second in strata]
     doubled = [_doubled_ranks(np.concatenate(pair)) for pair in strata]
     observed = int(sum(ranks[:n].sum() for ranks, (n, _) in zip(doubled, sizes, strict=True)))
-    if max(n * m for n, m in sizes) <= EXACT_UP_TO:
+    if _countable(sizes):
         unit = int(np.gcd.reduce(np.concatenate(doubled)))  # 2 where no two values are equal
         ranks = tuple(tuple(sorted(int(rank) // unit for rank in part)) for part in doubled)
         return float(_chances(ranks, tuple(n for n, _ in sizes))[observed // unit])
@@ -50,14 +50,27 @@ def rank_sum(strata: Strata) -> float:
     spread = [n * m * float(np.var(part / 2, ddof=1)) / (n + m) for part, (n, m) in zip(doubled, sizes, strict=True)]
     if not sum(spread):  # every value is the same
         return 1.0
-    return math.erfc((mean - observed / 2 - 0.5) / math.sqrt(2 * sum(spread))) / 2
+    return _normal_tail(mean - observed / 2, sum(spread))
 
 
 def chance_by_wins(sizes: Sequence[tuple[int, int]]) -> np.ndarray:
     """What :func:`rank_sum` gives for samples of such sizes without equal values, by the number of pairs that the first side
     wins, from 0 to all of them."""
-    chances = _chances(tuple(tuple(range(1, n + m + 1)) for n, m in sizes), tuple(n for n, _ in sizes))
-    return chances[sum(n * (n + 1) // 2 for n, _ in sizes) :]
+    if _countable(sizes):
+        chances = _chances(tuple(tuple(range(1, n + m + 1)) for n, m in sizes), tuple(n for n, _ in sizes))
+        return chances[sum(n * (n + 1) // 2 for n, _ in sizes) :]
+    pairs = sum(n * m for n, m in sizes)
+    variance = sum(n * m * (n + m + 1) / 12 for n, m in sizes)
+    return np.array([_normal_tail(pairs / 2 - wins, variance) for wins in range(pairs + 1)])
+
+
+def _countable(sizes: Sequence[tuple[int, int]]) -> bool:
+    return max(n * m for n, m in sizes) <= EXACT_UP_TO
+
+
+def _normal_tail(below: float, variance: float) -> float:
+    """P(X <= mean - below) of whole numbers X, by the normal curve."""
+    return math.erfc((below - 0.5) / math.sqrt(2 * variance)) / 2
 
 
 def _doubled_ranks(values: np.ndarray) -> np.ndarray:

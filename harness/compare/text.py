@@ -8,14 +8,14 @@ from harness.compare.lines import COLUMNS, SHOWN, by_setting, columns
 from harness.compare.verdict import MEANING, Comparison, Kind, Verdict
 
 _MOST = 40
-"""Lines of one table in Markdown; a summary is read, not searched."""
+"""Cases of one machine that are listed; what is read is short."""
 
 
 def terminal(comparison: Comparison, every: bool = False) -> str:
     """The verdicts as aligned columns, worst first. ``every``: also the cases where nothing happened."""
     parts = [_title(comparison)]
     for setting, members in by_setting(comparison.verdicts).items():
-        listed = [verdict for verdict in members if every or verdict.kind in SHOWN]
+        listed = members if every else [verdict for verdict in members if verdict.kind in SHOWN][:_MOST]
         parts.append("\n".join([setting, *_aligned(listed), _rest(members, listed)]).rstrip())
     explained = [kind for kind in Kind if comparison.counts[kind]]
     parts.append("\n".join(f"{kind}: {MEANING[kind]}" for kind in explained))
@@ -46,7 +46,7 @@ def _aligned(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _rest(members: Sequence[Verdict], listed: Sequence[Verdict]) -> str:
-    left = [verdict.kind for verdict in members if verdict not in listed]
+    left = [verdict.kind for verdict in members[len(listed) :]]  # worst first: what is listed comes first
     counts = ", ".join(f"{left.count(kind)} {kind}" for kind in Kind if kind in left)
     return f"  and {counts}" if listed and counts else f"  {counts}" if counts else ""
 
@@ -55,13 +55,11 @@ def markdown(comparison: Comparison) -> str:
     """The same for a CI summary: one table a machine, at most forty lines of it."""
     parts = [f"### Alarms: {_cell(comparison.headline)}", _cell(f"{comparison.candidate} against {comparison.baseline}")]
     for setting, members in by_setting(comparison.verdicts).items():
-        listed = [verdict for verdict in members if verdict.kind in SHOWN]
+        listed = [verdict for verdict in members if verdict.kind in SHOWN][:_MOST]
         parts.append(f"**{_cell(setting)}**")
         if listed:
-            lines = ["| " + " | ".join(map(_cell, columns(verdict))) + " |" for verdict in listed[:_MOST]]
+            lines = ["| " + " | ".join(map(_cell, columns(verdict))) + " |" for verdict in listed]
             parts.append("\n".join([f"| {' | '.join(COLUMNS)} |", "|---|---|" + "---:|" * 5 + "---|", *lines]))
-        if len(listed) > _MOST:
-            parts.append(f"and {len(listed) - _MOST} more")
         rest = _rest(members, listed).strip()
         parts.append(rest) if rest else None
     parts += [f"- {_cell(note)}" for note in comparison.notes]

@@ -105,9 +105,10 @@ class Verdict:
         row = self.row
         variant = f" ({row['mask_variant']})" if row["mask_variant"] else ""
         params = "".join(f" {name}={value}" for name, value in sorted(row["mask_params"].items()))
+        seed = f" seed {row['seed']}" if row["seed"] else ""
         scheme = f" CP={row['cp_degree']} {row['strategy']}" if row["cp_degree"] > 1 else ""
-        name = f"{title_of(row['kernel'])} {row['mask']}{variant}{params} {length_label(row['seqlen'])} {row['pass']}{scheme}"
-        return plain(name, 120)
+        where = f"{length_label(row['seqlen'])} {row['pass']}{seed}{scheme}"
+        return plain(f"{title_of(row['kernel'])} {row['mask']}{variant}{params} {where}", 120)
 
     @property
     def setting(self) -> str:

@@ -1,0 +1,187 @@
+"""``python -m harness.compare`` as it is typed: sides, exit codes, bad data, outputs, the self-test, its speed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from alarm_rows import baseline, candidate, case_rows
+from row_factory import make_row, write_rows
+
+from harness.compare.__main__ import main
+from harness.compare.reading import SideError, from_ref, side
+from harness.compare.self_test import MOST_FALSE, MUST, ROUNDS, noise_of, self_test
+from harness.compare.settings import Settings
+from harness.provenance import ROOT
+from plots.cells import load_rows
+
+
+def folders(tmp_path: Path, **how: object) -> tuple[str, str]:
+    write_rows(tmp_path / "new", list(candidate(**how).rows))
+    write_rows(tmp_path / "base", list(baseline().rows))
+    return str(tmp_path / "new"), str(tmp_path / "base")
+
+
+def commit(place: Path, *message: str) -> None:
+    who = ["-c", "user.name=test", "-c", "user.email=test@example.com"]
+    subprocess.run(["git", "-C", place, "add", "-A"], check=True)
+    subprocess.run(["git", "-C", place, *who, "commit", "-qm", *message], check=True)
+
+
+@pytest.mark.parametrize(("how", "code"), [({}, 0), ({"slow": {"document": {"slower": 0.05}}}, 1), ({"rounds": 2}, 3)])
+def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str], how: dict, code: int) -> None:
+    new, base = folders(tmp_path, **how)
+    assert main([new, "--against", base]) == code
+    assert {0: "nothing got slower: 3 SAME", 1: "REGRESSION, certain", 3: "needs "}[code] in capsys.readouterr().out
+
+
+def test_wrong_questions_are_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new, base = folders(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.yaml").write_text("thresholds: {least_dorp: 1}")
+    for words, message in [
+        ([str(tmp_path / "nowhere"), "--against", base], "no folder"),
+        ([new, "--against", "no-such-ref"], "neither a folder nor a commit; branches and tags: allowed: HEAD"),
+        ([new, "--against", "--upload-pack=x"], "neither a folder nor a commit"),
+        ([str(tmp_path / "empty"), "--against", base], "measure first"),
+        ([new, "--against", base, "--settings", str(tmp_path / "bad.yaml")], "did you mean 'least_drop'"),
+        ([new, "--against", base, "--json", str(tmp_path / "no" / "x.json")], "cannot be written"),
+    ]:
+        words = [f"--against={words[2]}", words[0]] if words[2].startswith("--") else words
+        assert main(words) == 2, message
+        shown = capsys.readouterr()
+        assert message in shown.err and not shown.out
+
+
+def test_nothing_is_written_before_the_question_is_right(tmp_path: Path) -> None:
+    new, _ = folders(tmp_path)
+    out = tmp_path / "out.json"
+    assert main([new, "--against", "no-such-ref", "--json", str(out)]) == 2
+    assert not out.exists()
+
+
+def test_no_baseline_is_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new, _ = folders(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert main([new, "--against", str(tmp_path / "empty")]) == 3
+    assert "no baseline" in capsys.readouterr().err
+    assert main([new]) == 3  # the committed rows are of another GPU
+    assert "4 NEW" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"schema_version": 2}', "schema_version is 2; this reader knows 1"),
+        (json.dumps(make_row()).replace('"density": 0.25', '"density": NaN'), "density is nan"),
+        (json.dumps(make_row(time="yesterday")), "time is 'yesterday'"),
+        ("{]", "not JSON"),
+    ],
+)
+def test_bad_rows_are_4_on_either_side(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, message: str) -> None:
+    new, base = folders(tmp_path)
+    write_rows(tmp_path / "bad", list(candidate().rows)).open("a").write(f"{line}\n{json.dumps(make_row())}\n")
+    for words in ([str(tmp_path / "bad"), "--against", base], [new, "--against", str(tmp_path / "bad")]):
+        assert main(words) == 4
+        assert message in capsys.readouterr().err
+
+
+def test_a_last_line_cut_off_is_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new, base = folders(tmp_path)
+    path = tmp_path / "new" / "rows" / "run-1.jsonl"
+    path.write_text(path.read_text() + '{"schema_version": 1, "ca')
+    assert main([new, "--against", base]) == 0
+    assert "run-1.jsonl ends in half a line, which was left out" in capsys.readouterr().out
+
+
+def test_rows_of_a_ref_are_read_and_nothing_is_checked_out(tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    write_rows(repository / "results" / "gpu", list(baseline().rows))
+    write_rows(repository / "results" / "local", [make_row()])
+    subprocess.run(["git", "init", "-q", repository], check=True)
+    commit(repository, "rows")
+    write_rows(repository / "results" / "gpu", [make_row()])
+    commit(repository, "others")
+    before = from_ref("HEAD~1", repository)
+    assert len(before.rows) == len(baseline().rows)
+    assert before.label.startswith("HEAD~1 (")
+    assert len(load_rows(repository / "results")) == 1
+    (repository / "results" / "gpu" / "rows" / "run-1.jsonl").unlink()
+    (repository / "other").write_text("x")
+    (repository / "results" / "local" / "rows" / "run-1.jsonl").unlink()
+    commit(repository, "none")
+    with pytest.raises(SideError, match="has no folder results"):
+        from_ref("HEAD", repository)
+    with pytest.raises(SideError, match="not a git"):
+        from_ref("HEAD", tmp_path)
+
+
+def test_a_folder_is_meant_before_a_ref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert side("base").label == "base"
+
+
+def test_the_committed_rows_do_not_ring_against_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(ROOT / "results")]) == 0
+    assert "SAME" in capsys.readouterr().out
+
+
+def test_command_as_it_is_typed(tmp_path: Path) -> None:
+    new, base = folders(tmp_path, slow={"document": {"slower": 0.05}})
+    words = [sys.executable, "-m", "harness.compare", new, "--against", base]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert "FM3 document" in done.stdout
+
+
+# -- the self-test ---------------------------------------------------------------------------------------------------
+
+
+def test_the_alarm_rings_on_the_noise_of_the_committed_rows() -> None:
+    rows = load_rows(ROOT / "results" / "nvidia-h200")
+    (found,) = self_test(rows, Settings(), [ROUNDS], trials=6)
+    assert found.injected[0.03] > 60 and found.clean > 3000
+    assert {drop: found.rate(drop) >= least for drop, least in MUST.items()} == dict.fromkeys(MUST, True)
+    assert found.false <= MOST_FALSE * found.clean
+    assert found.reached
+
+
+def test_five_rounds_catch_nothing_and_say_so() -> None:
+    rows = load_rows(ROOT / "results" / "nvidia-h200")
+    (found,) = self_test(rows, Settings(), [(5, 5)], trials=1)
+    assert found.caught[0.05] == 0
+    assert found.ambiguous == found.clean + sum(found.injected.values())
+    assert not found.reached
+
+
+def test_the_noise_of_stored_rows_is_what_was_put_in() -> None:
+    rows = [*case_rows("full", kernel="sdpa_cudnn", rounds=40, noise=0.0)]
+    rows += [row for seed in range(4) for row in case_rows("document", rounds=40, noise=0.02, seed=seed, variant=str(seed))]
+    assert noise_of(rows, Settings()).tolist() == pytest.approx([0.02] * 4, rel=0.3)
+
+
+# -- speed -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_hundred_thousand_rows_take_less_than_ten_seconds_of_this_process(tmp_path: Path) -> None:
+    """Processor time, since others may use the machine too: 50,000 rows a side, read, compared and written."""
+    for name, made in (("new", candidate(rounds=10)), ("base", baseline(rounds=10))):
+        lines = [json.dumps(row) for row in made.rows]
+        path = tmp_path / name / "rows" / "run.jsonl"
+        path.parent.mkdir(parents=True)
+        with path.open("w") as stream:
+            for copy in range(50_000 // len(lines)):
+                seed = f'"seed": {copy}'
+                cases = ((line.replace('"case_id": "', f'"case_id": "{copy}-').replace('"seed": 0', seed)) for line in lines)
+                stream.write("\n".join(cases) + "\n")
+    begin = time.process_time()
+    code = main([str(tmp_path / "new"), "--against", str(tmp_path / "base"), "--json", str(tmp_path / "out.json")])
+    spent = time.process_time() - begin
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert code == 3 and found["counts"] == {"AMBIGUOUS": 3750}
+    assert spent < 10, f"{spent:.1f} s"
