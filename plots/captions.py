@@ -47,7 +47,7 @@ def check_comparable(cells: Sequence[Cell]) -> None:
             raise FigureError(f"a figure shows one machine; these {source} rows hold {', '.join(machines)}")
 
 
-def machine(cell: Cell) -> str:
+def machine(cell: Cell | Row) -> str:
     """GPU model and power limit."""
     limit = cell["power_limit"]
     return plain(cell["gpu"]) + ("" if limit is None else f" ({limit:g} W)")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from harness.compare.rule import Contrast
 from harness.compare.series import Key, Series
 from harness.compare.settings import Thresholds
-from harness.compare.verdict import Numbers
+from harness.compare.verdict import Numbers, percent
 from harness.rows import Row
 
 _THERMAL = 0x8 | 0x20 | 0x40 | 0x80
@@ -41,7 +41,8 @@ def excuse(pair: Pair, numbers: Numbers, thresholds: Thresholds) -> str | None:
         return None
     if numbers.clock > 1 - thresholds.clock_drop:
         return None
-    fall = f"the SM clock was {100 * (1 - numbers.clock):.1f}% lower, and in cycles nothing changed ({numbers.cycles - 1:+.1%})"
+    lower = f"the SM clock was {100 * (1 - numbers.clock):.1f}% lower"
+    fall = f"{lower}, and in cycles nothing changed ({percent(numbers.cycles - 1)})"
     if pair.new.throttle & ~pair.base.throttle & _THERMAL:
         return f"{fall}; the card throttled for heat or power"
     if pair.same_code:

@@ -48,8 +48,14 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 
 
 def _numbers(numbers: Numbers) -> dict[str, Any]:
-    raw = asdict(numbers)
-    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in raw.items()}
+    return {name: _rounded(value) for name, value in asdict(numbers).items()}
+
+
+def _rounded(value: Any) -> Any:
+    """Six digits, in which two machines agree; null for what is not known."""
+    if isinstance(value, float):
+        return None if math.isnan(value) else float(f"{value:.6g}")
+    return [_rounded(one) for one in value] if isinstance(value, tuple) else value
 
 
 def junit(comparison: Comparison) -> str:

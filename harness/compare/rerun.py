@@ -123,11 +123,9 @@ def groups_of(jobs: Sequence[Sequence[str]], machine: Machine) -> tuple[list[Gro
     found: dict[str, Group] = {}
     peak: float | None = None
     for words in jobs:
-        config = resolve(compose(list(words)), machine.gpu)
+        config = replace(resolve(compose(list(words)), machine.gpu), kernels=(KERNEL,))
         peak = config.peak_tflops.get(config.dtype)
-        for group in expand(config, machine):
-            alone = replace(group, kernels=(KERNEL,))
-            found[alone.to_json()] = alone
+        found |= {group.to_json(): group for group in expand(config, machine)}
     return list(found.values()), peak
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.compare.series import Side
+from plots.captions import machine
 from plots.cells import SILENT, Cell
 
 
@@ -30,7 +31,7 @@ class Scope:
         if theirs is not None:
             return f"was {theirs.status}"
         others = [cell for cell in base.cells.values() if cell.ok and _question(cell) == _question(ours)]
-        machines = sorted({f"{cell['gpu']} at {cell['power_limit']} W, {cell['protocol']}" for cell in others})
+        machines = sorted(map(_where, others))
         return f"the baseline has it on {machines[0]}: never compared" if machines else "no baseline"
 
     def notes(self, base: Side) -> list[str]:
@@ -40,15 +41,15 @@ class Scope:
         unasked = [cell for cell in left if _machine(cell) in self.machines and not self.expects(cell)]
         found = []
         if elsewhere:
-            names = sorted(
-                {f"{gpu} at {limit:g} W" if limit is not None else str(gpu) for gpu, limit, _, _ in map(_machine, elsewhere)}
-            )
-            found.append(
-                f"{len(elsewhere)} cases of the baseline are of other machines or protocols ({', '.join(names)}): not compared"
-            )
+            names = ", ".join(sorted({_where(cell) for cell in elsewhere}))
+            found.append(f"not compared, of another machine or protocol: {len(elsewhere)} of the baseline ({names})")
         if unasked:
-            found.append(f"{len(unasked)} cases of the baseline were not measured by the candidate")
+            found.append(f"not measured by the candidate: {len(unasked)} of the baseline")
         return found
+
+
+def _where(cell: Cell) -> str:
+    return f"{machine(cell)}, {cell['protocol']}"
 
 
 def _machine(cell: Cell) -> tuple[Any, ...]:

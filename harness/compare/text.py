@@ -22,7 +22,10 @@ def terminal(comparison: Comparison, every: bool = False) -> str:
     parts.append("\n".join(f"note: {note}" for note in comparison.notes))
     commands = [verdict.command for verdict in comparison.of(Kind.REGRESSION, Kind.OTHER_MACHINE) if verdict.command]
     if commands:
-        parts.append(f"to measure the first one again: {commands[0]}")
+        parts.append(
+            f"to measure the first one again: {commands[0]}\n"
+            "to measure both builds of this project's kernel by turns: python -m harness.compare rerun --help"
+        )
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from harness.rows import Row
+from plots.captions import machine
 from plots.statistics import Interval
 from plots.style import length_label, plain, title_of
 
@@ -47,6 +48,11 @@ MEANING = {
 }
 
 
+def percent(change: float) -> str:
+    """``-3.1%``; what rounds to nothing is ``+0.0%``."""
+    return f"{round(100 * change, 1) + 0.0:+.1f}%"
+
+
 @dataclass(frozen=True)
 class Numbers:
     """What a verdict stands on. Ratios are new over base: below 1 is slower.
@@ -69,7 +75,7 @@ class Numbers:
     @property
     def change(self) -> str:
         """``-3.1%``: throughput, relative to the base."""
-        return f"{100 * (self.ratio - 1):+.1f}%"
+        return percent(self.ratio - 1)
 
 
 @dataclass(frozen=True)
@@ -118,9 +124,8 @@ class Verdict:
 
 def setting_of(row: Row) -> str:
     """Machine, protocol and shape of a row as one line."""
-    limit = "" if row["power_limit"] is None else f" ({row['power_limit']:g} W)"
     parts = (
-        f"{plain(row['gpu'])}{limit}",
+        machine(row),
         row["protocol"],
         f"{plain(row['l2'])} L2",
         plain(row["dtype"]),

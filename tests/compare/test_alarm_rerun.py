@@ -1,0 +1,229 @@
+"""Two builds by turns: the order, the rows, the verdict, and what happens where it cannot be done."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alarm_rows import case_rows
+from fake_problem import group
+
+from harness.compare import rerun
+from harness.compare.abba import Build, TurnError, alternate
+from harness.compare.builds import KERNELS, MEASURING, tree_of
+from harness.compare.reading import SideError, from_folder, recording
+from harness.compare.settings import Settings
+from harness.compare.verdict import Kind
+from harness.machine import Machine
+from harness.provenance import ROOT
+from harness.rows import read_rows
+
+FAKE_TURN = (sys.executable, str(ROOT / "tests" / "fake_turn.py"))
+GPU = Machine(gpu="NVIDIA H200", gpu_memory=140 << 30, cpu="c", cores=8, memory=1 << 40, memory_available=1 << 40, gpus=1)
+
+
+def build(tmp_path: Path, name: str, **environment: str) -> Build:
+    return Build(name, ROOT, tmp_path / name, FAKE_TURN, {"PYTHONPATH": str(ROOT / "tests"), **environment})
+
+
+def test_builds_take_turns_and_every_round_is_measured_once(tmp_path: Path) -> None:
+    """Real processes, fake competitors: the second build pauses in every call."""
+    pair = (build(tmp_path, "base"), build(tmp_path, "new", FAKE_PAUSE="0.02"))
+    told: list[str] = []
+    alternate(pair, [group(("good",), rounds=9)], rounds=2, told=told.append)
+    assert [line.rpartition(" ")[2] for line in told] == ["base", "new", "new", "base"]
+    sides = [read_rows(one.results) for one in pair]
+    for rows in sides:
+        assert sorted((row["pass"], row["round"]) for row in rows) == [(p, n) for p in ("backward", "forward") for n in (0, 1)]
+        assert {row["status"] for row in rows} == {"ok"}
+    forward = [min(ms for row in rows if row["pass"] == "forward" for ms in row["samples_ms"]) for rows in sides]
+    assert forward[1] > forward[0] + 15
+
+
+def test_a_turn_that_fails_ends_it_and_is_named(tmp_path: Path) -> None:
+    pair = (build(tmp_path, "base"), replace(build(tmp_path, "new"), command=(sys.executable, "-c", "raise SystemExit(3)")))
+    calls: list[str] = []
+    quick = replace(pair[0], command=(sys.executable, "-c", "import sys; sys.stdin.read()"))
+    with pytest.raises(TurnError, match=r"new failed in round 1 \(exit code 3\)"):
+        alternate((quick, pair[1]), [group(("good",))], rounds=3, told=calls.append)
+    assert len(calls) == 2
+
+
+def test_the_order_drifts_cancel_in() -> None:
+    """A machine that gets slower with every turn favours neither build."""
+    turns: list[str] = []
+
+    class Recorded(Build):
+        def turn(self, groups: Any, peak_tflops: float | None) -> int:
+            turns.append(self.name)
+            return 0
+
+    alternate((Recorded("A", ROOT, ROOT), Recorded("B", ROOT, ROOT)), [group(("good",))], rounds=4)
+    assert "".join(turns) == "ABBAABBA"
+    places = {name: sum(i for i, turn in enumerate(turns) if turn == name) for name in "AB"}
+    assert places["A"] == places["B"]
+
+
+# -- the verdict -----------------------------------------------------------------------------------------------------
+
+
+def judged(slower: float, noise: float = 0.002, rounds: int = 12) -> dict[str, Any]:
+    """Two masks, the document one slower; another clock from round to round, the same for both."""
+    sides = []
+    for name, seed, share in (("new", 1, slower), ("base", 2, 0.0)):
+        rows = []
+        for mask in ("document", "causal"):
+            how = {"slower": share if mask == "document" else 0.0, "seed": seed, "noise": noise, "rounds": rounds}
+            rows += case_rows(mask, **how)
+        for row in rows:
+            drift = 1 + 0.1 * (row["round"] % 5)
+            row["samples_ms"] = [ms * drift for ms in row["samples_ms"]]
+        sides.append(recording(name, rows))
+    found = rerun.judge(*sides, Settings())
+    return {"exit": found.exit_code, **{v.row["mask"]: v for v in found.verdicts}}
+
+
+def test_a_slower_build_is_confirmed_without_an_anchor() -> None:
+    found = judged(0.03)
+    assert (found["document"].kind, found["document"].certain) == (Kind.REGRESSION, True)
+    assert found["document"].numbers.ratio == pytest.approx(0.97, abs=0.004)
+    assert (found["causal"].kind, found["exit"]) == (Kind.SAME, 1)
+
+
+def test_builds_that_are_equal_and_one_that_is_faster() -> None:
+    same, faster = judged(0.0), judged(-0.05)
+    assert (same["document"].kind, same["exit"]) == (Kind.SAME, 0)
+    assert (faster["document"].kind, faster["exit"]) == (Kind.IMPROVED, 0)
+
+
+def test_rounds_too_few_or_too_noisy_confirm_nothing() -> None:
+    for found in (judged(0.03, rounds=4), judged(0.0, noise=0.08)):
+        assert (found["document"].kind, found["exit"]) == (Kind.AMBIGUOUS, 3)
+
+
+def test_a_build_that_fails_is_lost() -> None:
+    base = recording("base", case_rows("document"))
+    crashed = [replace_status(row) for row in case_rows("document", rounds=1)]
+    assert rerun.judge(recording("new", crashed), base, Settings()).counts == {Kind.LOST: 1}
+
+
+def replace_status(row: dict[str, Any]) -> dict[str, Any]:
+    gone = dict.fromkeys(("samples_ms", "setup_ms", "compile_ms", "host_us", "flops", "flops_tile128", "errors"))
+    return row | gone | {"status": "crash", "reason": "gone"}
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_it_says_that_it_cannot(capsys: pytest.CaptureFixture[str]) -> None:
+    none = replace(GPU, gpu=None, gpus=0)
+    assert rerun.main(["--against", "HEAD", "mask=document"], none) == 3
+    assert "torch sees no GPU here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--against", "HEAD"], "nothing to measure"),
+        (["--against", "HEAD", "mask=dokument", "seqlen=1024"], "did you mean 'document'"),
+        (["--against", "no-such-ref", "mask=document", "seqlen=1024", "batch=1"], "neither a folder nor a commit"),
+        (["--against", "HEAD", "--alarms", "nowhere.json"], "nowhere.json is not what"),
+    ],
+)
+def test_wrong_questions_are_2(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rerun.main(words, GPU) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_rounds_have_a_range(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        rerun.main(["--against", "HEAD", "--rounds", "1", "mask=document"], GPU)
+    assert "'1'; allowed: 2 to 100 rounds" in capsys.readouterr().err
+
+
+def test_the_whole_command_with_turns_that_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All but the turns themselves: they store rows that say the candidate is 4% slower."""
+
+    def turn(self: Build, groups: Any, peak_tflops: float | None) -> int:
+        assert peak_tflops == 989
+        assert [(one.problem.mask.family, one.kernels) for one in groups] == [("document", ("fm3",))]
+        number = groups[0].timing.rounds - 1
+        rows = case_rows("document", rounds=number + 1, slower=0.04 if self.results.name == "candidate" else 0.0, noise=0.001)
+        path = self.results / "rows" / "run.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").write(json.dumps(rows[number]) + "\n")
+        return 0
+
+    monkeypatch.setattr(Build, "turn", turn)
+    monkeypatch.setattr(rerun, "PLACE", tmp_path)
+    assert rerun.main(["--against", "HEAD", "mask=document", "seqlen=1024", "batch=1", "--rounds", "10"], GPU) == 1
+    shown = capsys.readouterr()
+    assert "REGRESSION, certain" in shown.out and "10/10" in shown.out
+    assert "round 10 of 10: this tree" in shown.err
+
+
+def test_words_come_from_the_alarms_that_need_a_rerun(tmp_path: Path) -> None:
+    def entry(verdict: str, kernel: str, words: str) -> dict[str, Any]:
+        return {"verdict": verdict, "case": {"kernel": kernel}, "command": f"python -m harness {words} results_dir=x"}
+
+    path = tmp_path / "alarms.json"
+    some = [
+        entry("REGRESSION", "fm3", "mask=document 'kernel.names=[fm3]'"),
+        entry("REGRESSION", "flex", "mask=full"),
+        entry("SAME", "fm3", "mask=causal"),
+        entry("OTHER_MACHINE", "fm3", "mask=document 'kernel.names=[fm3]'"),
+    ]
+    path.write_text(json.dumps({"verdicts": some}))
+    assert rerun.words_of(path) == [["mask=document", "kernel.names=[fm3]"]]
+    path.write_text(json.dumps({"verdicts": some[1:3]}))
+    with pytest.raises(SideError, match="no case of fm3 that needs a rerun"):
+        rerun.words_of(path)
+    path.write_text("[]")
+    with pytest.raises(SideError, match="is not what"):
+        rerun.words_of(path)
+
+
+# -- the other build -------------------------------------------------------------------------------------------------
+
+
+def test_kernels_come_from_the_commit_and_the_harness_from_here(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for room in (*KERNELS, *MEASURING):
+        (root / room).mkdir(parents=True)
+        (root / room / "code.py").write_text("old")
+    subprocess.run(["git", "init", "-q", root], check=True)
+    who = ["-c", "user.name=test", "-c", "user.email=test@example.com"]
+    subprocess.run(["git", "-C", root, "add", "-A"], check=True)
+    subprocess.run(["git", "-C", root, *who, "commit", "-qm", "old"], check=True)
+    for room in (*KERNELS, *MEASURING):
+        (root / room / "code.py").write_text("new")
+    for _ in range(2):  # the second time over the first
+        place, sha = tree_of("HEAD", tmp_path / "trees", root)
+        assert {room: (place / room / "code.py").read_text() for room in KERNELS} == dict.fromkeys(KERNELS, "old")
+        assert {room: (place / room / "code.py").read_text() for room in MEASURING} == dict.fromkeys(MEASURING, "new")
+        assert json.loads((place / "build" / "provenance.json").read_text())["git_sha"] == sha
+        (place / "build" / "kernels").mkdir(exist_ok=True)
+    assert (place / "build" / "kernels").is_dir()
+
+
+def test_a_turn_runs_the_code_of_its_tree(tmp_path: Path) -> None:
+    """The commit's kernels beside this harness: its own process imports both from the tree."""
+    place, _ = tree_of("HEAD", tmp_path)
+    code = "import fm3_kernel, harness, masks; print(*(m.__file__ for m in (fm3_kernel, harness, masks)))"
+    seen = replace(
+        Build("base", place, tmp_path), command=(sys.executable, "-c", f"{code}; open('seen', 'w').write(masks.__file__)")
+    )
+    assert seen.turn([group(("good",))], None) == 0
+    assert (place / "seen").read_text().startswith(str(place))
+
+
+def test_rows_of_both_builds_are_read_from_their_folders(tmp_path: Path) -> None:
+    with pytest.raises(SideError, match="no folder"):
+        from_folder(tmp_path / "nothing")
