@@ -8,6 +8,7 @@ SWEEP       ?= reproduce
 # More options of pytest: `make test TEST_OPTIONS=--require-browser`.
 TEST_OPTIONS ?=
 # More words for python -m harness, such as WORDS=timing.rounds=20.
+# More words for python -m harness, such as WORDS=timing.rounds=40.
 WORDS       ?=
 # Of check-regressions: a git ref or a results folder (else the committed rows), more flags, an exit code that is no failure.
 AGAINST     ?=
@@ -60,7 +61,7 @@ reproduce-single-gpu: setup  ## the 12 masks at 4K to 128K on one GPU, every com
 	$(PY) -m harness.doctor
 	$(call measure-and-show,experiment=paper_single_gpu $(WORDS))
 
-measure-for-alarms: setup  ## the small grid of the alarm on one GPU: five masks at 8K, rounds enough to see 3%
+measure-for-alarms: setup  ## the small grid of the alarm on one GPU: five masks at 8K, 20 rounds
 	$(call measure-and-show,experiment=alarms $(WORDS))
 
 check-regressions: setup  ## did anything get slower? RESULTS against the committed rows, or AGAINST a git ref or a folder

@@ -34,12 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return rerun(words[1:])
     options = _parser().parse_args(words)
-    if options.self_test:
-        from harness.compare.self_test import main as self_test
-
-        return self_test(options.against or str(ROOT / RESULTS))
     try:
         settings = load(options.settings)
+        if options.self_test:
+            from harness.compare.self_test import main as self_test
+
+            return self_test(options.against or str(ROOT / RESULTS), settings)
         for out in (options.json, options.junit, options.markdown):
             _check_out(out)
         baseline = side(options.against) if options.against else from_folder(ROOT / RESULTS, "the committed baseline")

@@ -37,7 +37,8 @@ from plots.statistics import median
 
 KERNEL = "fm3"
 """The kernel that the two builds differ in."""
-ROUNDS = 12
+ROUNDS = 30
+"""What the self-test asks for, by turns (``harness.compare.self_test``)."""
 PLACE = ROOT / "build" / "rerun"
 _WORTH_IT = (Kind.REGRESSION, Kind.OTHER_MACHINE, Kind.AMBIGUOUS)
 

@@ -133,14 +133,18 @@ def paired(new: Rounds, base: Rounds, thresholds: Thresholds) -> Contrast:
 
 def paired_power(noise: float, rounds: int, cases: int, thresholds: Thresholds) -> float:
     """What :func:`power` is for :func:`paired`."""
-    if math.isnan(noise):
+    if math.isnan(noise) or rounds < ROUNDS_TO_BE_SURE:
         return 0.0
+    return _paired_power(_step(noise), rounds, thresholds.probability / max(1, cases), thresholds)
+
+
+@lru_cache(maxsize=4096)
+def _paired_power(noise: float, rounds: int, probability: float, thresholds: Thresholds) -> float:
     draw = np.random.default_rng(0)
     ratios = (1 - thresholds.visible_drop) * (1 + noise * draw.standard_normal((_DRAWS, rounds)))
     least = 1 - max(thresholds.least_drop, thresholds.noise_factor * noise / math.sqrt(rounds))
-    deep = np.median(ratios, axis=1) < least
-    probability = thresholds.probability / max(1, cases)
-    return sum(signed_rank(np.log(ratios[i])) < probability for i in np.flatnonzero(deep)) / _DRAWS
+    deep = np.flatnonzero(np.median(ratios, axis=1) < least)
+    return sum(signed_rank(np.log(ratios[i])) < probability for i in deep) / _DRAWS
 
 
 def limit(noise: float, new: int, base: int, thresholds: Thresholds) -> float:
@@ -182,9 +186,12 @@ def power(noise: float, rounds: tuple[int, int], cases: int, thresholds: Thresho
     """
     if math.isnan(noise):
         return 0.0
-    # Noise in steps of 5%, upwards: cases of nearly the same noise share one answer.
-    step = math.exp(math.ceil(math.log(max(noise, 1e-5)) / 0.05) * 0.05)
-    return _power(step, *rounds, thresholds.probability / max(1, cases), thresholds)
+    return _power(_step(noise), *rounds, thresholds.probability / max(1, cases), thresholds)
+
+
+def _step(noise: float) -> float:
+    """Noise in steps of 5%, upwards: cases of nearly the same noise share one answer."""
+    return math.exp(math.ceil(math.log(max(noise, 1e-5)) / 0.05) * 0.05)
 
 
 @lru_cache(maxsize=4096)

@@ -110,13 +110,19 @@ def signed_rank(differences: Sequence[float] | np.ndarray) -> float:
         return 1.0
     doubled = _doubled_ranks(np.abs(values))
     positive = int(doubled[values > 0].sum())
-    chances = np.zeros(int(doubled.sum()) + 1)
+    return float(_sign_chances(tuple(sorted(doubled.tolist())))[positive])
+
+
+@lru_cache(maxsize=256)
+def _sign_chances(doubled: tuple[int, ...]) -> np.ndarray:
+    """P(sum <= s) for every s, when each of the ranks is added or not with equal chance."""
+    chances = np.zeros(sum(doubled) + 1)
     chances[0] = 1.0
-    for rank in doubled:  # each rank is added or not, with equal chance
+    for rank in doubled:
         moved = np.zeros_like(chances)
         moved[rank:] = chances[:-rank]
         chances = (chances + moved) / 2
-    return float(min(1.0, chances[: positive + 1].sum()))
+    return np.minimum(1.0, np.cumsum(chances))
 
 
 def corrected(probabilities: Sequence[float]) -> list[float]:

@@ -13,8 +13,9 @@ from alarm_rows import baseline, candidate, case_rows
 from row_factory import make_row, write_rows
 
 from harness.compare.__main__ import main
+from harness.compare.injection import noise_of
 from harness.compare.reading import SideError, from_ref, side
-from harness.compare.self_test import MOST_FALSE, MUST, ROUNDS, noise_of, self_test
+from harness.compare.self_test import MOST_FALSE, MUST, STORED, TURNS, Plan, self_test
 from harness.compare.settings import Settings
 from harness.provenance import ROOT
 from plots.cells import load_rows
@@ -142,18 +143,17 @@ def test_command_as_it_is_typed(tmp_path: Path) -> None:
 # -- the self-test ---------------------------------------------------------------------------------------------------
 
 
-def test_the_alarm_rings_on_the_noise_of_the_committed_rows() -> None:
-    rows = load_rows(ROOT / "results" / "nvidia-h200")
-    (found,) = self_test(rows, Settings(), [ROUNDS], trials=6)
-    assert found.injected[0.03] > 60 and found.clean > 3000
+@pytest.mark.parametrize("plan", [STORED, TURNS], ids=["stored", "by turns"])
+def test_the_alarm_rings_on_the_noise_of_the_committed_rows(plan: Plan) -> None:
+    (found,) = self_test(load_rows(ROOT / "results" / "nvidia-h200"), Settings(), [plan], trials=8, drops=tuple(MUST))
+    assert found.injected[0.03] > 80 and found.clean > 2000
     assert {drop: found.rate(drop) >= least for drop, least in MUST.items()} == dict.fromkeys(MUST, True)
     assert found.false <= MOST_FALSE * found.clean
     assert found.reached
 
 
 def test_five_rounds_catch_nothing_and_say_so() -> None:
-    rows = load_rows(ROOT / "results" / "nvidia-h200")
-    (found,) = self_test(rows, Settings(), [(5, 5)], trials=1)
+    (found,) = self_test(load_rows(ROOT / "results" / "nvidia-h200"), Settings(), [Plan(5, 5)], trials=1, drops=(0.05,))
     assert found.caught[0.05] == 0
     assert found.ambiguous == found.clean + sum(found.injected.values())
     assert not found.reached
