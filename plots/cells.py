@@ -20,6 +20,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -169,9 +170,8 @@ def identity_of(row: Row) -> tuple[Any, ...]:
     return (row["case_id"], *_code(row), row["run_id"], row["round"], row["time"], row["status"])
 
 
-def _code(row: Row) -> tuple[Any, ...]:
-    """What shares one current source hash."""
-    return tuple(row[f] for f in ("kernel", "pass", "strategy", "exchange", "source", "gpu", "power_limit"))
+_code = itemgetter("kernel", "pass", "strategy", "exchange", "source", "gpu", "power_limit")
+"""What shares one current source hash."""
 
 
 def time_of(row: Row) -> datetime:

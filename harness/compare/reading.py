@@ -6,11 +6,13 @@ A ref's rows are read out of git (``git archive``); nothing is checked out. What
 
 from __future__ import annotations
 
+import gc
 import io
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -51,7 +53,21 @@ def from_folder(folder: Path, label: str | None = None, now: datetime | None = N
     if not folder.is_dir():
         raise SideError(f"no folder {folder}")
     cut: list[str] = []
-    return recording(label or str(folder), load_rows(folder, cut.append), cut, now)
+    with _collector_at_rest():
+        rows = load_rows(folder, cut.append)
+    return recording(label or str(folder), rows, cut, now)
+
+
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """Rows have no cycles, and the collector would look through all of them again and again while they grow in number."""
+    worked = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if worked:
+            gc.enable()
 
 
 def recording(label: str, rows: Sequence[Row], cut: Sequence[str] = (), now: datetime | None = None) -> Recording:

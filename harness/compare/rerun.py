@@ -37,7 +37,7 @@ from plots.statistics import median
 
 KERNEL = "fm3"
 """The kernel that the two builds differ in."""
-ROUNDS = 30
+ROUNDS = 24
 """What the self-test asks for, by turns (``harness.compare.self_test``)."""
 PLACE = ROOT / "build" / "rerun"
 _WORTH_IT = (Kind.REGRESSION, Kind.OTHER_MACHINE, Kind.AMBIGUOUS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,14 +123,11 @@ def is_anchor(row: Row, settings: Settings) -> bool:
     return row["kernel"] == settings.anchors.get(row["device"]) and row["mask"] == "full" and not row["mask_params"]
 
 
-_ANCHOR_FIELDS = (
+_anchor_key = itemgetter(
     "gpu_hash", "gpu", "power_limit", "source", "device", "protocol", "l2", "pass", "seqlen", "batch", "heads", "kv_heads",
     "head_dim", "dtype", "deterministic", "cp_degree", "timing_version",
 )  # fmt: skip
-
-
-def _anchor_key(row: Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in _ANCHOR_FIELDS)
+"""What a case and its anchor have in common."""
 
 
 def sm_clock(row: Row) -> float | None:

@@ -63,10 +63,9 @@ def markdown(comparison: Comparison) -> str:
         if listed:
             lines = ["| " + " | ".join(map(_cell, columns(verdict))) + " |" for verdict in listed]
             parts.append("\n".join([f"| {' | '.join(COLUMNS)} |", "|---|---|" + "---:|" * 5 + "---|", *lines]))
-        rest = _rest(members, listed).strip()
-        parts.append(rest) if rest else None
+        parts.append(_rest(members, listed).strip())
     parts += [f"- {_cell(note)}" for note in comparison.notes]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _cell(text: str) -> str:
