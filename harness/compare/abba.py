@@ -16,6 +16,8 @@ from pathlib import Path
 
 from harness.cases import Group
 from harness.compare.turn import order
+from harness.rows import row_files
+from harness.runner import EXIT_FAILED, EXIT_OK
 
 
 class TurnError(RuntimeError):
@@ -61,8 +63,10 @@ def alternate(
         peak_tflops: the machine's peak; a faster figure is refused as wrong.
         told: told of every turn.
 
+    A case that fails is recorded with its status, and the others go on.
+
     Raises:
-        TurnError: a turn ended with another exit code than 0.
+        TurnError: a turn that recorded nothing, or that the runner itself gave up.
     """
     for number in range(rounds):
         # What is recorded is not measured again: asking for one round more measures that one.
@@ -70,5 +74,6 @@ def alternate(
         for build in builds if number % 2 == 0 else builds[::-1]:
             told(f"round {number + 1} of {rounds}: {build.name}")
             code = build.turn(grown, peak_tflops)
-            if code:
+            recorded = code in (EXIT_OK, EXIT_FAILED) and (not code or row_files(build.results))
+            if not recorded:  # the runner's 1 is also Python's, for a tree that does not even start
                 raise TurnError(f"{build.name} failed in round {number + 1} (exit code {code}); its rows: {build.results}")

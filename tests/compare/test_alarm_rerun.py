@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from alarm_rows import case_rows
 from fake_problem import group
+from row_factory import write_rows
 
 from harness.compare import rerun
 from harness.compare.abba import Build, TurnError, alternate
@@ -52,6 +53,21 @@ def test_a_turn_that_fails_ends_it_and_is_named(tmp_path: Path) -> None:
     with pytest.raises(TurnError, match=r"new failed in round 1 \(exit code 3\)"):
         alternate((quick, pair[1]), [group(("good",))], rounds=3, told=calls.append)
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize(("rows", "turns"), [(False, 1), (True, 4)])
+def test_a_case_that_fails_is_recorded_and_a_tree_that_does_not_start_ends_it(tmp_path: Path, rows: bool, turns: int) -> None:
+    """Both end with 1; only the first leaves rows."""
+    told: list[str] = []
+    fails = Build("base", ROOT, tmp_path, (sys.executable, "-c", "raise SystemExit(1)"))
+    if rows:
+        write_rows(tmp_path, case_rows("document", rounds=1))
+    try:
+        alternate((fails, fails), [group(("good",))], rounds=2, told=told.append)
+        assert rows
+    except TurnError:
+        assert not rows
+    assert len(told) == turns
 
 
 def test_the_order_drifts_cancel_in() -> None:
