@@ -13,8 +13,9 @@ from datetime import date
 from typing import Any
 
 from harness.compare.explain import Pair, excuse, own_clock, what_is_missing
+from harness.compare.power import power, rounds_needed
 from harness.compare.reading import Recording
-from harness.compare.rule import contrast, power, rounds_needed
+from harness.compare.rule import contrast
 from harness.compare.scope import Scope
 from harness.compare.series import Key, Side, side_of
 from harness.compare.settings import Acknowledgement, Settings, Thresholds

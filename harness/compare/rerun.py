@@ -20,8 +20,9 @@ import numpy as np
 from harness.cases import Group
 from harness.compare.abba import Build, TurnError, alternate
 from harness.compare.builds import tree_of
+from harness.compare.power import MOST_ROUNDS, paired_power
 from harness.compare.reading import Recording, SideError, from_folder
-from harness.compare.rule import MOST_ROUNDS, Rounds, paired, paired_power
+from harness.compare.rule import Rounds, paired
 from harness.compare.series import key_of
 from harness.compare.settings import Settings, SettingsError, Thresholds, load
 from harness.compare.significance import corrected

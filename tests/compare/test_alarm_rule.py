@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from harness.compare.rule import Rounds, contrast, limit, paired, paired_power, power, rounds_needed
+from harness.compare.power import paired_power, power, rounds_needed
+from harness.compare.rule import Rounds, contrast, limit, paired
 from harness.compare.settings import Thresholds
 
 T = Thresholds()
