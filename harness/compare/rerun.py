@@ -38,7 +38,7 @@ from plots.statistics import median
 
 KERNEL = "fm3"
 """The kernel that the two builds differ in."""
-ROUNDS = 24
+ROUNDS = 80
 """What the self-test asks for, by turns (``harness.compare.self_test``)."""
 PLACE = ROOT / "build" / "rerun"
 _WORTH_IT = (Kind.REGRESSION, Kind.OTHER_MACHINE, Kind.AMBIGUOUS)

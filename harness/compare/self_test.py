@@ -19,7 +19,7 @@ import numpy as np
 from harness.compare.injection import Source, noise_of, rows_of, sources_of
 from harness.compare.judge import compare
 from harness.compare.reading import Recording, SideError, recording, side
-from harness.compare.rerun import KERNEL
+from harness.compare.rerun import KERNEL, ROUNDS
 from harness.compare.rerun import judge as judge_turns
 from harness.compare.series import Key, is_anchor, key_of
 from harness.compare.settings import Settings
@@ -51,9 +51,9 @@ class Plan:
 
 STORED = Plan(40, 40)
 """Rounds at which MUST holds on the committed rows, against stored ones."""
-TURNS = Plan(24, 24, by_turns=True)
+TURNS = Plan(ROUNDS, ROUNDS, by_turns=True)
 """... and by turns."""
-ALSO = (Plan(5, 5), Plan(20, 5), Plan(10, 20), Plan(20, 20), Plan(20, 40), Plan(12, 12, by_turns=True))
+ALSO = (Plan(5, 5), Plan(20, 5), Plan(10, 20), Plan(20, 20), Plan(20, 40), Plan(24, 24, by_turns=True))
 
 
 @dataclass
