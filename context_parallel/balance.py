@@ -1,6 +1,6 @@
 """Which rank computes which chunks: balanced first, then with as little traffic as that allows.
 
-From several starting placements chunks are exchanged until the ranks are balanced (``exchange``); the lightest maximum found
+From several starting placements chunks are exchanged until the ranks are balanced (``pairwise``); the lightest maximum found
 sets the limit, a slack above it and never above the contiguous and the dual-chunk placement. Those starts are then balanced
 again, no further than the limit and by exchanges that cost the least traffic, and improved by exchanges that keep the limit
 (``locality``). All candidates, with slack and without, are compared by predicted time, because lower traffic is worth nothing
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from context_parallel.bounds import least_load, least_received
-from context_parallel.exchange import balanced, loads_of
 from context_parallel.grid import PlanError, check_ranks, require
 from context_parallel.locality import balanced_nearby, lower_traffic
+from context_parallel.pairwise import balanced, loads_of
 from context_parallel.placements import contiguous, dual_chunk, heaviest_first
 from context_parallel.work import Work
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 
 BACKENDS = ("gloo", "nccl")
@@ -60,16 +61,13 @@ class Group:
     Args:
         group: a process group that this process is in, or a DeviceMesh of one dimension. None: the default process group,
             and without one this process alone.
-        exchange: the backend that must carry it, ``gloo`` or ``nccl``; None: whichever the group has for the tensors.
 
     Raises:
         ContextParallelError: a group that this process is not in, a mesh of several dimensions, several processes and no
-            process group, an unknown exchange.
+            process group.
     """
 
-    def __init__(self, group: dist.ProcessGroup | DeviceMesh | None = None, exchange: str | None = None) -> None:
-        if exchange is not None and exchange not in BACKENDS:
-            raise ContextParallelError(f"exchange is {exchange!r}; allowed: {', '.join(BACKENDS)}, or None for the group's own")
+    def __init__(self, group: dist.ProcessGroup | DeviceMesh | None = None) -> None:
         if isinstance(group, DeviceMesh):
             if group.ndim != 1:
                 raise ContextParallelError(
@@ -84,8 +82,7 @@ class Group:
                 f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and there is no process group: call "
                 "torch.distributed.init_process_group first"
             )
-        self.exchange = exchange
-        self._group = group
+        self.process_group = group
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
         if self.rank < 0:
@@ -96,23 +93,34 @@ class Group:
             pairs = (pair.partition(":") for pair in str(dist.get_backend_config(group)).split(","))
             self._backends.update((device, backend) for device, _, backend in pairs)
 
-    def check_device(self, device: torch.device) -> None:
-        """Refuses tensors that the group cannot carry.
+    @property
+    def device(self) -> torch.device:
+        """Where a rank without a message of its own would have its tensors: the GPU in use, or the CPU."""
+        if "cuda" in self._backends and torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
 
-        Raises:
-            ContextParallelError: the group has no backend for the device, or not the one that was asked for.
-        """
+    @property
+    def timeout_ms(self) -> int:
+        """How long an exchange may take before it counts as failed."""
+        backend = self.process_group._get_backend(self.device) if self.process_group is not None else None
+        wait = getattr(getattr(backend, "options", None), "_timeout", default_pg_timeout)
+        return int(wait.total_seconds() * 1000)
+
+    def cannot_carry(self, device: torch.device, wanted: str | None = None) -> str | None:
+        """Why the group cannot carry tensors on a device by the wanted backend (None: by any), or None if it can."""
         if self.size == 1:
-            return
+            return None
         backend = self._backends.get(device.type)
         if backend is None:
             shown = ", ".join(f"{name} for {where}" for where, name in self._backends.items())
-            raise ContextParallelError(f"the tensors are on {device}; the group has {shown}")
-        if self.exchange not in (None, backend):
-            raise ContextParallelError(
-                f"exchange is {self.exchange!r}, the group carries tensors on {device} by {backend}; allowed: "
-                f"exchange={backend!r}, or a group of the {self.exchange} backend"
+            return f"the tensors are on {device}; the group has {shown}"
+        if wanted not in (None, backend):
+            return (
+                f"exchange is {wanted!r}, the group carries tensors on {device} by {backend}; allowed: "
+                f"exchange={backend!r}, or a group of the {wanted} backend"
             )
+        return None
 
     def start(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> Pending:
         """Sends and receives in one group, so that no order of them can wait for itself.
@@ -124,7 +132,7 @@ class Group:
         # Nothing is sent where there is nothing: both sides know the sizes.
         ways = ((dist.isend, sends), (dist.irecv, receives))
         ops = [
-            dist.P2POp(way, tensor, group=self._group, group_peer=peer)
+            dist.P2POp(way, tensor, group=self.process_group, group_peer=peer)
             for way, messages in ways
             for peer, tensor in messages
             if tensor.numel()
@@ -144,7 +152,7 @@ class Group:
             return out.copy_(x)
         if x.numel():
             with _named(f"rank {self.rank} of {self.size}: gathering the shards of all ranks"):
-                dist.all_gather(list(out.unbind(0)), x, group=self._group)
+                dist.all_gather(list(out.unbind(0)), x, group=self.process_group)
         return out
 
     def hear(self, word: Any) -> list[Any]:
@@ -157,5 +165,5 @@ class Group:
             return [word]
         words: list[Any] = [None] * self.size
         with _named(f"rank {self.rank} of {self.size}: asking all ranks whether they agree"):
-            dist.all_gather_object(words, word, group=self._group)
+            dist.all_gather_object(words, word, group=self.process_group)
         return words

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from context_parallel.exchange import ROUNDS_A_SLOT, Slots, balanced
 from context_parallel.grid import check_ranks
+from context_parallel.pairwise import ROUNDS_A_SLOT, Slots, balanced
 from context_parallel.traffic import Traffic
 from context_parallel.work import Work
 

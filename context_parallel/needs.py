@@ -11,6 +11,7 @@ import numpy as np
 
 from context_parallel.grid import Grid
 from masks.column_mask import BLOCK, ColumnMask, tile_count
+from masks.tiles import SKIPPED, class_of_tiles
 
 
 def needed_units(mask: ColumnMask, grid: Grid) -> np.ndarray:
@@ -39,6 +40,33 @@ def needed_units(mask: ColumnMask, grid: Grid) -> np.ndarray:
         bits = bits[:, head if heads > 1 and keep.shape[1] > 1 else slice(None)].reshape(-1, *keep.shape[2:])
         tiles |= _seen(hidden[item, head], grid.seqlen, BLOCK, BLOCK) & bits.any(0)
     return merged(tiles, grid.chunk // BLOCK, grid.unit // BLOCK) > 0
+
+
+def visible_of_chunks(mask: ColumnMask, grid: Grid) -> np.ndarray:
+    """int64 ``[chunks]``: pairs (row, column) that a chunk's rows see, over mask batch and heads.
+
+    Exact from the vectors, in O(rows + columns). With a block mask tiles that are not skipped count whole.
+
+    Args:
+        mask: of the grid's rows and columns, on any device (copied to the host).
+    """
+    grid.check(mask)
+    if mask.block_mask is not None:
+        classes = class_of_tiles(mask.to("cpu")).flatten(0, 1).numpy() != SKIPPED
+        seen: np.ndarray = merged(classes.sum(0), grid.chunk // BLOCK, classes.shape[2])[:, 0] * BLOCK**2
+        return seen
+    flat = mask.without_causal_flag()
+    lts, lte, uts, ute = (vector.cpu().numpy().astype(np.int64).ravel() for vector in flat.intervals())
+    rows = grid.seqlen
+    steps = np.zeros(rows + 1, dtype=np.int64)
+    steps[0] = len(lts)
+    # Hidden by one run or the other: what both hide was taken off twice.
+    for start, end, sign in ((lts, lte, -1), (uts, ute, -1), (np.maximum(lts, uts), np.minimum(lte, ute), 1)):
+        start, end = start.clip(0, rows), end.clip(0, rows)
+        some = start < end
+        np.add.at(steps, start[some], sign)
+        np.add.at(steps, end[some], -sign)
+    return np.add.reduceat(steps.cumsum()[:rows], np.arange(0, rows, grid.chunk))
 
 
 def merged(tiles: np.ndarray, rows: int, columns: int) -> np.ndarray:

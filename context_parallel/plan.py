@@ -85,11 +85,15 @@ class Plan:
     def local_mask(self, mask: ColumnMask, rank: int, stage: int | None = None) -> ColumnMask:
         """The mask of the rank's rows by the columns of its buffer, or of one stage of it.
 
+        Stage 0 is the rank's own columns as they lie beside its rows, without padding.
+
         Args:
             mask: the one the plan was made for.
             rank, stage: as for :meth:`units`.
         """
         self.grid.check(mask)
+        if stage == 0:
+            return localize(mask, self.rows(rank), self.rows(rank))
         return localize(mask, self.rows(rank), self.columns(rank, stage), slot=self.grid.unit)
 
     def bytes_sent(self, network: bool | None = None) -> np.ndarray:

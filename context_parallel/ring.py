@@ -8,17 +8,19 @@ one sends the sum home, where the owner's own part is added. The order of that s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from context_parallel.group import Group, Pending
+from context_parallel.exchanges import Exchange, Pending, Receive, Send, Stage
+from context_parallel.kernel import Result
 from context_parallel.plan import Plan
 from context_parallel.shards import Slots, pack, refuse_second_derivative, unpack
-from fm3_kernel import PreparedMask, flashmask_attention
-from fm3_kernel.parts import merge, part_gradients, sum_dtype
+from context_parallel.ways import Setting, Way
+from fm3_kernel.parts import sum_dtype
 
 
 class Hops:
@@ -54,19 +56,21 @@ class Hops:
         """Whether this is the last hop of the rank's own shard, after which its gradient comes home."""
         return 0 < hop == self._travels[self.rank]
 
-    def shards(self, group: Group, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor | None]]:
-        """(hop, buffer of the shard that is here, or None) of all hops. While the caller works on one, the next arrives."""
-        own = self.slots[0].empty(k)
-        self.slots[0].put(own, self.slots[0].units, pack(k, v))
-        shard: Tensor | None = own
+    def shards(self, exchange: Exchange, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor | None]]:
+        """(hop, buffer of the shard that is here, or None) of all hops. While the caller works on one, the next arrives.
+
+        The rank's own, at hop 0, is packed only if it travels.
+        """
+        shard: Tensor | None = None
         for hop in range(self.ranks):
             sends, receives, coming = [], [], None
-            if shard is not None and self.hands_on(hop):
-                sends = [(self.next, self._tokens(shard, hop))]
+            if self.has(hop) and self.hands_on(hop):
+                sends = [Send(self.next, partial(pack, k, v) if shard is None else partial(self._tokens, shard, hop))]
             if self.has(hop + 1):
-                coming = self.slots[hop + 1].empty(k)
-                receives = [(self.previous, self._tokens(coming, hop + 1))]
-            under_way = group.start(sends, receives)
+                slots = self.slots[hop + 1]
+                coming = slots.clear_padding(exchange.empty(k, slots.shape(k)))
+                receives = [Receive(self.previous, self._tokens(coming, hop + 1))]
+            (under_way,) = exchange.start([Stage(sends, receives)])
             yield hop, shard
             under_way.wait()
             shard = coming
@@ -75,32 +79,35 @@ class Hops:
         return self.slots[hop].place(buffer, self.slots[hop].units)
 
 
-class Ring(torch.autograd.Function):
-    """Attention of local queries over the shards of the ring: ``(out, lse)``."""
+class Ring(Way):
+    """Attention to shards that go around."""
 
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.hops = Hops(setting.plan, setting.group.rank)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Result:
+        """See the top of this file."""
+        found: Result = _Ring.apply(q, k, v, self, options)
+        return found
+
+
+class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        group: Group,
-        hops: Hops,
-        masks: Callable[[int], PreparedMask],
-        options: dict[str, Any],
-    ) -> tuple[Tensor, Tensor]:
-        """``masks``: of the rank's rows by the shard of a hop. ``options``: of the local calls."""
-        dtype = sum_dtype(q.dtype)
-        out = torch.zeros_like(q, dtype=dtype, memory_format=torch.contiguous_format)
-        lse = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=dtype)
-        for hop, shard in hops.shards(group, k, v):
-            if shard is not None and hops.attends[hop]:
-                part = flashmask_attention(q, *unpack(shard), masks(hop), return_lse=True, **options)
-                out, lse = merge(out, lse, *part)
-        out = out.to(q.dtype)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, way: Ring, options: dict[str, Any]) -> Result:
+        setting, hops = way.setting, way.hops
+        setting.exchange.begin("forward")
+        result: Result | None = None
+        for hop, shard in hops.shards(setting.exchange, k, v):
+            if hop == 0 or (shard is not None and hops.attends[hop]):
+                keys = (k, v) if shard is None else unpack(shard)
+                found = setting.kernel.forward(q, *keys, setting.masks(hop, q.device), options)
+                result = setting.kernel.merge(result, found)
+        assert result is not None
+        out, lse = result[0].to(q.dtype), result[1]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.way = group, hops, masks, options
+        ctx.way, ctx.options = way, options
         return out, lse
 
     @staticmethod
@@ -108,60 +115,70 @@ class Ring(torch.autograd.Function):
         """Every rank takes part, also one whose gradients are all zero."""
         refuse_second_derivative()
         q, k, v, out, lse = ctx.saved_tensors
-        group, hops, masks, options = ctx.way
+        setting, hops, kernel = ctx.way.setting, ctx.way.hops, ctx.way.setting.kernel
+        exchange = setting.exchange
+        exchange.begin("backward")
         dtype = sum_dtype(q.dtype)
         dout = torch.zeros_like(out) if dout is None else dout
-        dq = torch.zeros_like(out, dtype=dtype)
-        own = k.new_zeros((k.shape[1], 2, k.shape[0], *k.shape[2:]), dtype=dtype)
+        dq: Tensor | None = None
+        own: Tensor | None = None
         home: Tensor | None = None
         before: Tensor | None = None
         under_way: Pending | None = None
-        for hop, shard in hops.shards(group, k, v):
+        for hop, shard in hops.shards(exchange, k, v):
             slots = hops.slots[hop]
             part = None
-            if shard is not None and hops.attends[hop]:
-                share, dk, dv = part_gradients(dout, dlse, q, *unpack(shard), out, lse, masks(hop), **options)
-                dq += share
-                part = slots.take(pack(dk, dv), slots.units)
+            if hop == 0 or (shard is not None and hops.attends[hop]):
+                keys = (k, v) if shard is None else unpack(shard)
+                mask = setting.masks(hop, q.device)
+                share, dk, dv = kernel.backward((dout, dlse), q, *keys, (out, lse), mask, ctx.options)
+                dq = kernel.add(dq, share)
+                part = pack(dk, dv) if hop == 0 else slots.take(pack(dk, dv), slots.units)
             if under_way is not None:
                 under_way.wait()
-            total = own if hop == 0 else before
-            if hop == 1 and hops.has(1):
-                total = own.new_zeros((slots.tokens(slots.units), *own.shape[1:]))
+            if hop == 0:
+                assert part is not None
+                own = part.to(dtype)
+                continue
+            assert own is not None
+            total = own.new_zeros((slots.tokens(slots.units), *own.shape[1:])) if hop == 1 and hops.has(1) else before
             if part is not None and total is not None:
                 total += part
-            under_way, before, arriving = _send_gradients(group, hops, hop, total, own)
+            under_way, before, arriving = _send_gradients(exchange, hops, hop, total, own)
             home = home if arriving is None else arriving
         if under_way is not None:
             under_way.wait()
+        assert dq is not None and own is not None
         if home is not None:
             own += home
         dk, dv = unpack(own.to(k.dtype))
-        return dq.to(q.dtype), dk.contiguous(), dv.contiguous(), None, None, None, None
+        return dq.to(q.dtype), dk.contiguous(), dv.contiguous(), None, None
 
 
 def _send_gradients(
-    group: Group, hops: Hops, hop: int, total: Tensor | None, own: Tensor
+    exchange: Exchange, hops: Hops, hop: int, total: Tensor | None, own: Tensor
 ) -> tuple[Pending, Tensor | None, Tensor | None]:
     """Sends the summed gradient of the shard of ``hop`` on, behind its shard, or home from where that stops.
 
     Args:
-        total: the sum so far, None without a shard. The rank's own, at hop 0, stays.
+        hop: from 1 on; the rank's own shard, at hop 0, has no sum that travels.
+        total: the sum so far, None without a shard.
         own: the gradient of the rank's own shard, for its shape and dtype.
 
     Returns:
         What is under way: the sum so far of the shard of ``hop + 1``, and the sum for the rank's own shard; None where none
-        comes. A shard has a sum only from hop 1 on.
+        comes.
     """
     sends, receives = [], []
     before, home = None, None
-    if hop > 0 and total is not None:
-        sends.append((hops.next if hops.hands_on(hop) else hops.owner(hop), total))
-    if hop > 0 and hops.has(hop + 1):
+    if total is not None:
+        sends.append(Send(hops.next if hops.hands_on(hop) else hops.owner(hop), lambda: total))
+    if hops.has(hop + 1):
         slots = hops.slots[hop + 1]
-        before = own.new_empty((slots.tokens(slots.units), *own.shape[1:]))
-        receives.append((hops.previous, before))
+        before = exchange.empty(own, (slots.tokens(slots.units), *own.shape[1:]))
+        receives.append(Receive(hops.previous, before))
     if hops.turns_at(hop):
-        home = torch.empty_like(own)
-        receives.append(((hops.rank + hop) % hops.ranks, home))
-    return group.start(sends, receives), before, home
+        home = exchange.empty(own, tuple(own.shape))
+        receives.append(Receive((hops.rank + hop) % hops.ranks, home))
+    (under_way,) = exchange.start([Stage(sends, receives)])
+    return under_way, before, home

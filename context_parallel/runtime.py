@@ -15,15 +15,24 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from context_parallel.agreement import Facts, agree
-from context_parallel.gathered import Gather, Route
+from context_parallel.exchanges import EXCHANGES, Exchange, choose
+from context_parallel.exchanges.present import Present
+from context_parallel.flex_cp import FlexCP
+from context_parallel.gathered import Gather
 from context_parallel.group import ContextParallelError, Group
+from context_parallel.kernel import Idle, Kernel
 from context_parallel.plan import Plan
-from context_parallel.ring import Hops, Ring
+from context_parallel.ring import Ring
 from context_parallel.shards import Unshard, cut
-from context_parallel.strategies import find_strategy, plan_of
+from context_parallel.strategies import find_strategy, plan_of, stages_of
+from context_parallel.ulysses import Ulysses, heads_of
+from context_parallel.ways import Setting, Way
 from fm3_kernel import FM3Error, PreparedMask, flashmask_attention, prepare_mask
 from fm3_kernel.checks import check_mask_heads, check_tensors, check_types
 from masks.column_mask import ColumnMask
+
+WAYS: dict[str, type[Way]] = {"gathered": Gather, "ring": Ring, "heads": Ulysses, "flex": FlexCP}
+"""What ``Strategy.way`` names."""
 
 
 class ContextParallel:
@@ -36,9 +45,16 @@ class ContextParallel:
             and without one this process alone.
         mask: of the whole sequence, as many rows as columns, the same on every rank.
         strategy: a key of ``context_parallel.strategies.STRATEGIES``.
-        exchange: the backend that must carry it, ``gloo`` or ``nccl``; None: whichever the group has for the tensors.
-        placement: another than the strategy's: ``balanced``, ``contiguous``, ``dual_chunk``, or int64 ``[chunks]``, a rank
-            for each.
+        exchange: what carries it: ``auto`` (also None), whichever backend the group has for the tensors; ``gloo``; ``nccl``;
+            ``symmetric``, copies between the GPUs of one node; or an ``Exchange`` of one's own.
+        placement: another than the strategy's: ``balanced``, ``contiguous``, ``dual_chunk``, ``area``, or int64
+            ``[chunks]``, a rank for each.
+        stages: parts in which keys from the node arrive, each attended to while the next is on its way, and as many for those
+            from other nodes; 0: all arrive, and one call attends to them. None: the strategy's.
+        ranks_per_node: a divisor of the number of ranks, whose first so many are one node. Units then cross the network once a
+            node. None: one node.
+        keep: keys and values that were received are kept for the backward pass; otherwise they come once more. Rings and
+            PyTorch's own keep what they keep.
         chunk: rows of a chunk, the smallest piece that a rank owns; a multiple of ``unit``. None: an eighth of a rank's rows.
         unit: columns of a unit, the smallest piece that is sent; a multiple of 128. None: 512 or less.
         bytes_per_token: keys and values of one token, in which ``plan.bytes_sent()`` counts; 1: it counts tokens.
@@ -57,26 +73,38 @@ class ContextParallel:
         mask: ColumnMask,
         *,
         strategy: str = "fm3",
-        exchange: str | None = None,
+        exchange: str | Exchange | None = None,
         placement: str | np.ndarray | None = None,
+        stages: int | None = None,
+        ranks_per_node: int | None = None,
+        keep: bool = True,
         chunk: int | None = None,
         unit: int | None = None,
         bytes_per_token: int = 1,
         check: bool = True,
     ) -> None:
-        self._group = Group(group, exchange)
+        self._group = Group(group)
+        self._exchange = exchange if isinstance(exchange, Exchange) else choose(exchange, self._group)
+        self._kernel, self._keep = Kernel(), keep
+        how = {"stages": stages, "ranks_per_node": ranks_per_node}
         sizes = {"chunk": chunk, "unit": unit, "bytes_per_token": bytes_per_token}
-        self._make(mask, strategy, placement, check, sizes)
+        self._make(mask, strategy, placement, check, how | sizes)
 
-    def _make(self, mask: ColumnMask, strategy: str, placement: Any, check: bool, sizes: dict[str, Any]) -> None:
+    def _make(self, mask: ColumnMask, strategy: str, placement: Any, check: bool, how: dict[str, Any]) -> None:
         if not isinstance(mask, ColumnMask):
             raise TypeError(f"mask is a {type(mask).__name__}; expected a masks.column_mask.ColumnMask of the whole sequence")
         self.mask, self.strategy = mask, strategy
-        self.plan: Plan = plan_of(mask, self._group.size, strategy, placement=placement, **sizes)
+        self.plan: Plan = plan_of(mask, self._group.size, strategy, placement=placement, **how)
+        self._stages = stages_of(strategy, how["stages"])
         self._unchecked = check
-        self._masks: dict[tuple[int | None, torch.device], PreparedMask] = {}
-        self._hops = Hops(self.plan, self.rank) if find_strategy(strategy).ring else None
-        self._route = None if self._hops is not None else Route(self.plan, self.rank)
+        self._masks: dict[tuple[int | str | None, torch.device], PreparedMask] = {}
+        self._way = self._way_by(self._exchange, self._kernel)
+
+    def _way_by(self, exchange: Exchange, kernel: Kernel) -> Way:
+        setting = Setting(
+            self.plan, self.mask, self._group, exchange, kernel, self._prepared, overlapped=self._stages > 0, keep=self._keep
+        )
+        return WAYS[find_strategy(self.strategy).way](setting)
 
     def with_mask(self, mask: ColumnMask, *, check: bool = True) -> ContextParallel:
         """The same rows on the same ranks under another mask of the same sequence: for models with several masks, and for
@@ -90,11 +118,44 @@ class ContextParallel:
         """
         if isinstance(mask, ColumnMask):
             self.plan.grid.check(mask)
-        other = object.__new__(ContextParallel)
-        other._group = self._group
+        other = self._copy()
         grid = self.plan.grid
         sizes = {"chunk": grid.chunk, "unit": grid.unit, "bytes_per_token": self.plan.bytes_per_token}
-        other._make(mask, self.strategy, self.plan.balance.placement, check, sizes)
+        gathers = isinstance(self._way, Gather)
+        how = {"stages": self._stages if gathers else None, "ranks_per_node": self.plan.ranks_per_node}
+        other._make(mask, self.strategy, self.plan.balance.placement, check, how | sizes)
+        return other
+
+    def without_exchange(self) -> ContextParallel:
+        """The same plan for timing what is computed: after one forward and one backward pass nothing is sent any more, and
+        what was received then is taken as received. Results are right while the inputs stay the same.
+
+        Raises:
+            ContextParallelError: a strategy whose exchange cannot be taken out.
+        """
+        return self._timed(Present(self._exchange), self._kernel)
+
+    def without_compute(self) -> ContextParallel:
+        """The same plan for timing what is sent: nothing is computed, and the results are zeros.
+
+        Raises:
+            ContextParallelError: a strategy whose computation cannot be taken out.
+        """
+        return self._timed(self._exchange, Idle())
+
+    def _timed(self, exchange: Exchange, kernel: Kernel) -> ContextParallel:
+        if not self._way.separable or self.ranks == 1:
+            raise ContextParallelError(
+                f"strategy {self.strategy!r} on {self.ranks} ranks has no exchange of its own to be parted from"
+            )
+        other = self._copy()
+        other.__dict__.update(self.__dict__)
+        other._way = self._way_by(exchange, kernel)
+        return other
+
+    def _copy(self) -> ContextParallel:
+        other = object.__new__(ContextParallel)
+        other._group, other._exchange, other._kernel, other._keep = self._group, self._exchange, self._kernel, self._keep
         return other
 
     @property
@@ -216,20 +277,32 @@ class ContextParallel:
             raise refusal
         if self.ranks == 1:
             return flashmask_attention(q, k, v, self._prepared(None, q.device), return_lse=return_lse, **options)
-        if self._hops is not None:
-            found = Ring.apply(q, k, v, self._group, self._hops, lambda hop: self._prepared(hop, q.device), options)
-            return found if return_lse else found[0]
-        keys, values = Gather.apply(k, v, self._group, self._route)
-        return flashmask_attention(q, keys, values, self._prepared(None, q.device), return_lse=return_lse, **options)
+        found = self._way.attend(q, k, v, options)
+        return found if return_lse else found[0]
 
-    def _prepared(self, stage: int | None, device: torch.device) -> PreparedMask:
-        """The mask of the local rows by the columns of a stage (None: of all), prepared once for all layers."""
-        key = (stage, device)
+    def _prepared(self, part: int | str | None, device: torch.device) -> PreparedMask:
+        """The mask of a part, prepared once for all layers. See :class:`context_parallel.ways.Setting`."""
+        key = (part, device)
         if key not in self._masks:
-            # One rank has the whole in its own order: the mask as it is, so that the result has the same bits.
-            local = self.mask if self.ranks == 1 else self.plan.local_mask(self.mask, self.rank, stage)
-            self._masks[key] = prepare_mask(local.to(device))
+            self._masks[key] = prepare_mask(self._local_mask(part).to(device))
         return self._masks[key]
+
+    def _local_mask(self, part: int | str | None) -> ColumnMask:
+        if self.ranks == 1:
+            return self.mask  # one rank has the whole in its own order: the same bits
+        if isinstance(part, str):
+            return heads_of(self.mask, self.rank, self.ranks)
+        return self.plan.local_mask(self.mask, self.rank, part)
+
+    # -- what it costs -------------------------------------------------------------------------------------------
+
+    def received(self, q: Tensor, k: Tensor) -> list[int]:
+        """Bytes that every rank receives in a forward pass, by rank, for tensors such as this rank's q and k."""
+        return self._way.received(q, k)
+
+    def tiles(self) -> list[int]:
+        """128x128 tiles that every rank computes, by rank, over mask batch and heads."""
+        return self._way.tiles()
 
     # -- refusals ------------------------------------------------------------------------------------------------
 
@@ -242,10 +315,21 @@ class ContextParallel:
                     raise ContextParallelError(self._wrong_rows(name, x))
             check_tensors(q, k, v)
             check_mask_heads(self.mask, q, k)
-            self._group.check_device(q.device)
+            reason = None if self.ranks == 1 else self._cannot(q, k, v)
+            if reason is not None:
+                raise ContextParallelError(reason)
         except (ContextParallelError, FM3Error, TypeError) as error:
             return error
         return None
+
+    def _cannot(self, q: Tensor, k: Tensor, v: Tensor) -> str | None:
+        """Why the exchange cannot carry these tensors, or the strategy not attend to them."""
+        name = self._exchange.name
+        if name in EXCHANGES and name not in self._way.exchanges:
+            return f"strategy {self.strategy!r} is not carried by exchange={name!r}; allowed: {', '.join(self._way.exchanges)}"
+        if name == "symmetric" and self.plan.ranks_per_node < self.ranks:
+            return "exchange is 'symmetric', which stays within a node, and the ranks are on several; allowed: nccl"
+        return self._exchange.refusal(q.device) or self._way.refusal(q, k, v)
 
     def _wrong_rows(self, name: str, x: Tensor) -> str:
         seqlen = self.plan.grid.seqlen
@@ -262,6 +346,7 @@ class ContextParallel:
         return {
             "the mask": f"digest {self.mask.digest()} of {self.mask!r}",
             "the plan": f"digest {self.plan.digest()} of strategy {self.strategy!r} on {self.plan.grid}",
+            "the exchange": f"{self._exchange.name}, {self._stages} stages, keep={self._keep}",
             "the shapes": f"batch {q.shape[0]}, {q.shape[2]} query heads, {k.shape[2]} KV heads, head dim {q.shape[3]}",
             "the dtype": str(q.dtype),
             "the device": q.device.type,

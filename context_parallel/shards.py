@@ -66,9 +66,12 @@ class Slots:
         self._length = plan.grid.unit_lengths().tolist()
         self._slot = {unit: slot for slot, unit in enumerate(self.units)}
 
-    def empty(self, like: Tensor) -> Tensor:
-        """A buffer for keys and values such as ``like``, ``[B, *, Hkv, D]``; uninitialised but for what no token fills."""
-        buffer = like.new_empty((self.rows, 2, like.shape[0], *like.shape[2:]))
+    def shape(self, like: Tensor) -> tuple[int, ...]:
+        """Of a buffer for keys and values such as ``like``, ``[B, *, Hkv, D]``."""
+        return self.rows, 2, like.shape[0], *like.shape[2:]
+
+    def clear_padding(self, buffer: Tensor) -> Tensor:
+        """The buffer, with zeros where no token will be."""
         for unit, slot in self._slot.items():
             if self._length[unit] < self.unit:
                 # Nobody sees these columns, but 0 x NaN would be NaN.
@@ -112,14 +115,27 @@ class Slots:
             at += end - start
 
 
-def pack(k: Tensor, v: Tensor) -> Tensor:
-    """``[B, S, H, D]`` twice to ``[S, 2, B, H, D]``, contiguous."""
-    return torch.stack((k.transpose(0, 1), v.transpose(0, 1)), dim=1)
+def pack(k: Tensor, v: Tensor, spans: Sequence[Range] | None = None) -> Tensor:
+    """``[B, S, H, D]`` twice to ``[S, 2, B, H, D]``, contiguous; of the given spans of rows only, one after the other."""
+    if spans is None:
+        return torch.stack((k.transpose(0, 1), v.transpose(0, 1)), dim=1)
+    packed = k.new_empty((sum(end - start for start, end in spans), 2, k.shape[0], *k.shape[2:]))
+    at = 0
+    for start, end in spans:
+        for i, x in enumerate((k, v)):
+            packed[at : at + end - start, i] = x[:, start:end].transpose(0, 1)
+        at += end - start
+    return packed
 
 
 def unpack(buffer: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values of a buffer, ``[B, S, H, D]`` each; views."""
     return buffer[:, 0].transpose(0, 1), buffer[:, 1].transpose(0, 1)
+
+
+def token_bytes(k: Tensor) -> int:
+    """Keys and values of one token, of all batch items."""
+    return 2 * k.shape[0] * k.shape[2] * k.shape[3] * k.element_size()
 
 
 def refuse_second_derivative() -> None:

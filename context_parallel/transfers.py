@@ -58,6 +58,15 @@ class Schedule:
         return tuple(Transfer(int(g[0, 0]), bool(g[1, 0]), int(g[2, 0]), int(g[3, 0]), tuple(g[4].tolist())) for g in groups)
 
 
+def resting(owner: np.ndarray, ranks: int) -> Schedule:
+    """No messages: every rank has its own units and no others. ``owner``: int64 ``[units]``."""
+    units = np.arange(len(owner))
+    stage = np.full((ranks, len(owner)), -1, dtype=np.int64)
+    source = stage.copy()
+    stage[owner, units], source[owner, units] = 0, owner
+    return Schedule(stage, source, _moves(np.zeros(0, dtype=np.int64), False, 0, 0, 0))
+
+
 def schedule(missing: np.ndarray, owner: np.ndarray, ranks_per_node: int, stages: int) -> Schedule:
     """The messages that bring every rank what it misses.
 
@@ -67,11 +76,10 @@ def schedule(missing: np.ndarray, owner: np.ndarray, ranks_per_node: int, stages
         ranks_per_node: a divisor of the number of ranks.
         stages: stages within a node, and as many again for what comes from other nodes.
     """
-    ranks, units = missing.shape
+    ranks = missing.shape[0]
     nodes, node_of_owner = ranks // ranks_per_node, owner // ranks_per_node
-    stage = np.full((ranks, units), -1, dtype=np.int64)
-    source = np.full((ranks, units), -1, dtype=np.int64)
-    stage[owner, np.arange(units)], source[owner, np.arange(units)] = 0, owner
+    start = resting(owner, ranks)
+    stage, source = start.stage, start.source
 
     # Within a node. Each rank begins with its next neighbour, so that not all read from rank 0 first.
     rank, unit = np.nonzero(missing & (np.arange(ranks)[:, None] // ranks_per_node == node_of_owner))
@@ -105,12 +113,10 @@ def ring_schedule(missing: np.ndarray, owner: np.ndarray) -> Schedule:
         missing: bool ``[ranks, units]``, needed and not owned.
         owner: int64 ``[units]``, the rank that owns a unit.
     """
-    ranks, units = missing.shape
+    ranks = missing.shape[0]
     ids = np.arange(ranks)
-    stage = np.full((ranks, units), -1, dtype=np.int64)
-    source = np.full((ranks, units), -1, dtype=np.int64)
-    stage[owner, np.arange(units)], source[owner, np.arange(units)] = 0, owner
-    moves = [_moves(np.zeros(0, dtype=np.int64), False, 0, 0, 0)]
+    start = resting(owner, ranks)
+    stage, source, moves = start.stage, start.source, [start.moves]
     for first in ids.tolist():
         shard = np.flatnonzero(owner == first)
         hops = (np.flatnonzero(missing[:, shard].any(1)) - first) % ranks

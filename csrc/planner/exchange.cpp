@@ -1,4 +1,4 @@
-// Iterative pairwise optimal exchange: context_parallel/exchange.py.
+// Iterative pairwise optimal exchange: context_parallel/pairwise.py.
 #include <limits>
 
 #include "slots.h"

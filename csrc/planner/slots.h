@@ -1,4 +1,4 @@
-// Chunks and empty slots, every rank with the same number of them: context_parallel/exchange.py.
+// Chunks and empty slots, every rank with the same number of them: context_parallel/pairwise.py.
 #pragma once
 
 #include <algorithm>

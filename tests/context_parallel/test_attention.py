@@ -14,6 +14,7 @@ from processes import run_ranks
 from torch import Tensor
 
 from context_parallel import ContextParallel
+from context_parallel.group import ContextParallelError
 from context_parallel.strategies import STRATEGIES
 from fm3_kernel import flashmask_attention
 from masks.column_mask import ColumnMask
@@ -24,6 +25,9 @@ TOLERANCE = 1e-10
 """fp64 throughout: another order of sums, nothing else."""
 
 NAMES = ("out", "lse", "dq", "dk", "dv")
+
+OF_ANY_HEADS = [name for name, one in STRATEGIES.items() if one.way in ("gathered", "ring")]
+"""Strategies that take any mask and any number of heads; the others have tests of their own."""
 
 
 def family_mask(family: str, seqlen: int, heads: int = 1, batch: int = 1, seed: int = 0) -> ColumnMask:
@@ -74,7 +78,7 @@ def families(rank: int, file: str, seqlen: int) -> None:
     tensors = inputs(seqlen)
     for family, want in torch.load(file).items():
         mask = family_mask(family, seqlen)
-        for strategy in STRATEGIES:
+        for strategy in OF_ANY_HEADS:
             cp = ContextParallel(None, mask, strategy=strategy, chunk=128)
             assert_rows(cp, together(cp, tensors), want, f"{family} by {strategy}")
 
@@ -96,12 +100,97 @@ def test_eight_ranks(tmp_path: Path) -> None:
     check_families(8, 2500, tmp_path)
 
 
+# -- how units are brought -----------------------------------------------------------------------------------------------
+
+
+def ways_of_gathering(rank: int) -> None:
+    """Parts of any number, keys kept or brought again, nodes: always the same numbers, and the same bits every time."""
+    tensors = inputs(900)
+    for family in ("causal_document", "full", "block_sparse"):
+        mask = family_mask(family, 900)
+        want = alone(mask, tensors)
+        for how in ({"stages": 0}, {"stages": 3}, {"stages": 0, "keep": False}, {"stages": 2, "keep": False}):
+            for nodes in ({}, {"ranks_per_node": 2}, {"ranks_per_node": 1}):
+                cp = ContextParallel(None, mask, chunk=128, **how, **nodes)
+                got = together(cp, tensors)
+                assert_rows(cp, got, want, f"{family}, {how}, {nodes}")
+            # Of two nodes of two: the same bits every time.
+            cp = ContextParallel(None, mask, chunk=128, **how, ranks_per_node=2)
+            assert all(torch.equal(a, b) for a, b in zip(*(together(cp, tensors) for _ in range(2)), strict=True))
+
+
+def test_ways_of_gathering(tmp_path: Path) -> None:
+    run_ranks(ways_of_gathering, 4, tmp_path)
+
+
+# -- strategies that do not take everything ------------------------------------------------------------------------------
+
+
+def swapped_heads(rank: int) -> None:
+    """Every family, uneven rows, masks of one head, of every KV head, of every query head."""
+    world = dist.get_world_size()
+    for family in FAMILIES:
+        tensors, mask = inputs(600, heads=2 * world, kv_heads=world), family_mask(family, 600)
+        cp = ContextParallel(None, mask, strategy="ulysses")
+        assert_rows(cp, together(cp, tensors), alone(mask, tensors), f"{family} by ulysses")
+    for heads in (world, 2 * world):
+        mask, tensors = family_mask("random_eviction", 550, heads, 2), inputs(550, 2, 2 * world, world)
+        cp = ContextParallel(None, mask, strategy="ulysses", placement="dual_chunk")
+        assert_rows(cp, together(cp, tensors), alone(mask, tensors), f"{heads} mask heads by ulysses")
+    for seqlen in (1, 129):
+        mask, tensors = family_mask("causal", seqlen), inputs(seqlen, heads=world, kv_heads=world)
+        cp = ContextParallel(None, mask, strategy="ulysses")
+        assert_rows(cp, together(cp, tensors), alone(mask, tensors), f"{seqlen} rows by ulysses")
+    # Out alone, and its LSE alone: the gradient of the other is None on every rank.
+    for index in (0, 1):
+        tensors = inputs(300, heads=world, kv_heads=world)
+        tensors[4 - index].zero_()
+        cp = ContextParallel(None, family_mask("causal", 300), strategy="ulysses")
+        q, k, v, *douts = (cp.shard(x).requires_grad_() for x in tensors)
+        result = cp.attention(q, k, v, return_lse=True)[index]
+        given = douts[0] if index == 0 else douts[1].transpose(1, 2)
+        want = alone(cp.mask, tensors)[2:]
+        for got, whole in zip(torch.autograd.grad(result, [q, k, v], given.to(result.dtype)), want, strict=True):
+            torch.testing.assert_close(got, cp.shard(whole), rtol=TOLERANCE, atol=TOLERANCE)
+    odd = world + 1
+    with pytest.raises(ContextParallelError, match=rf"{odd} query heads and {odd} KV heads do not divide by {world}"):
+        together(ContextParallel(None, family_mask("causal", 300), strategy="ulysses"), inputs(300, 1, odd, odd))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ulysses(ranks: int, tmp_path: Path) -> None:
+    run_ranks(swapped_heads, ranks, tmp_path)
+
+
+def of_pytorch(rank: int) -> None:
+    """Forward, on a CPU; what it cannot do is refused with the reason, on all ranks."""
+    tensors = inputs(512, dtype=torch.float32, width=16)
+    for family in ("causal_document", "random_eviction"):
+        mask = family_mask(family, 512)
+        cp = ContextParallel(None, mask, strategy="flex_cp")
+        with torch.no_grad():
+            out, lse = cp.attention(*(cp.shard(x) for x in tensors[:3]), return_lse=True)
+        want = alone(mask, tensors)
+        torch.testing.assert_close(out, cp.shard(want[0]), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(lse.transpose(1, 2), cp.shard(want[1]), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ContextParallelError, match="no backward pass on a CPU"):
+        together(cp, tensors)
+    with pytest.raises(ContextParallelError, match="2 ranks takes lengths that are a multiple of 512, not 600"):
+        together(ContextParallel(None, family_mask("causal", 600), strategy="flex_cp"), inputs(600))
+    with pytest.raises(ContextParallelError, match="rows of its own, head and tail"):
+        together(ContextParallel(None, mask, strategy="flex_cp", placement="contiguous"), tensors)
+
+
+def test_flex_cp(tmp_path: Path) -> None:
+    run_ranks(of_pytorch, 2, tmp_path)
+
+
 # -- what else may come ------------------------------------------------------------------------------------------------
 
 
 def odd_cases(rank: int) -> None:
     world = dist.get_world_size()
-    for strategy in STRATEGIES:
+    for strategy in OF_ANY_HEADS:
         # Ranks with nothing to do: fewer chunks than ranks, in the extreme one row.
         for seqlen in (1, 129, 300):
             mask, tensors = family_mask("causal", seqlen), inputs(seqlen)
@@ -148,7 +237,7 @@ def test_odd_cases(tmp_path: Path) -> None:
 
 
 def steps(rank: int) -> None:
-    for strategy in STRATEGIES:
+    for strategy in OF_ANY_HEADS:
         tensors = inputs(600)
         first = ContextParallel(None, family_mask("causal_document", 600), strategy=strategy)
         # A mask for every step, on the rows of the first; nothing of a step is left for the next.
@@ -214,7 +303,7 @@ def delayed(rank: int, count: int) -> None:
     tensors = inputs(300)
     first = ContextParallel(None, family_mask("causal", 300))
     assert_rows(first, together(first, tensors), alone(first.mask, tensors), "the first step")
-    cps = [ContextParallel(None, first.mask, strategy=strategy, check=False) for strategy in STRATEGIES]
+    cps = [ContextParallel(None, first.mask, strategy=strategy, check=False) for strategy in OF_ANY_HEADS]
     for step in range(count):
         mask = family_mask("random_eviction", 300, seed=step)
         cp = cps[step % len(cps)].with_mask(mask, check=False)
@@ -239,7 +328,7 @@ def groups(rank: int) -> None:
     pairs = [dist.new_group(ranks) for ranks in ([1, 2], [0, 3])]
     mine = pairs[0 if rank in (1, 2) else 1]
     three = dist.new_group([1, 2, 3])
-    for strategy in STRATEGIES:
+    for strategy in OF_ANY_HEADS:
         for group, seqlen in ((mine, 400 + 100 * (rank in (1, 2))), (mesh["cp"], 400 + 100 * (rank // 2)), (three, 450)):
             if group is three and rank == 0:
                 with pytest.raises(ValueError, match="not in the given group; only its members take part"):
@@ -266,7 +355,7 @@ def on_gpus(rank: int) -> None:
     for family in FAMILIES:
         mask = family_mask(family, 2000)
         want = alone(mask.to("cuda"), tensors)
-        for strategy in STRATEGIES:
+        for strategy in OF_ANY_HEADS:
             cp = ContextParallel(None, mask, strategy=strategy, exchange="nccl")
             assert_rows(cp, together(cp, tensors), want, f"{family} by {strategy}", 0.04)
 

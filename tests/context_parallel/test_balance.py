@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from context_parallel.balance import SLACK, balance, judge
 from context_parallel.bounds import least_load, least_received
-from context_parallel.exchange import balanced, loads_of
 from context_parallel.grid import Grid, PlanError
 from context_parallel.locality import balanced_nearby, lower_traffic
+from context_parallel.pairwise import balanced, loads_of
 from context_parallel.placements import contiguous, dual_chunk, heaviest_first
 from context_parallel.traffic import Traffic
 from context_parallel.work import Costs, Work, work_of

@@ -39,7 +39,7 @@ def disagreements(rank: int) -> None:
 
     def attend(mask: ColumnMask = causal, rows: int | None = None, heads: int = 2, **options: object) -> Callable[[], object]:
         kind = {name: options.pop(name) for name in ("dtype", "requires_grad") if name in options}
-        how = {name: options.pop(name) for name in ("strategy", "chunk") if name in options}
+        how = {name: options.pop(name) for name in ("strategy", "chunk", "exchange") if name in options}
         cp = ContextParallel(None, mask, **how)
         return lambda: cp.attention(*tensors(cp.local_rows if rows is None else rows, heads, **kind), **options)
 
@@ -58,12 +58,18 @@ def disagreements(rank: int) -> None:
         raises(mine if odd else f"refused by rank 1: {mine[1:]}", attend(rows=rows if odd else None))
     heads = build_mask("random_eviction", SEQLEN, heads=3)
     raises("the mask has 3 heads; allowed: 1, the 2 KV heads or the 2 query heads", attend(heads))
-    raises("exchange is 'nccl', the group carries tensors on cpu by gloo", lambda: wrong_backend(causal))
+    raises("exchange is 'nccl', the group carries tensors on cpu by gloo", lambda: carried_by(causal, "nccl"))
+    raises(
+        "exchange is 'symmetric', which copies between GPUs, and the tensors are on cpu",
+        lambda: carried_by(causal, "symmetric"),
+    )
+    raises("'ring' is not carried by exchange='symmetric'; allowed: auto", lambda: carried_by(causal, "symmetric", "ring"))
+    raises("disagree on the exchange.*rank 1: gloo, 1 stages", attend(exchange="gloo" if odd else None))
 
     # After an error that all raised the group still works.
     cp = ContextParallel(None, causal)
     assert cp.attention(*tensors(cp.local_rows)).shape == (1, cp.local_rows, 2, 8)
-    for strategy in STRATEGIES:
+    for strategy in (name for name in STRATEGIES if name not in ("ulysses", "flex_cp")):
         cp = ContextParallel(None, causal, strategy=strategy)
         q, k, v = tensors(cp.local_rows, requires_grad=True)
         out = cp.attention(q, k, v)
@@ -77,8 +83,8 @@ def disagreements(rank: int) -> None:
             cp.attention(*tensors(SEQLEN))
 
 
-def wrong_backend(mask: ColumnMask) -> object:
-    cp = ContextParallel(None, mask, exchange="nccl")
+def carried_by(mask: ColumnMask, exchange: str, strategy: str = "fm3") -> object:
+    cp = ContextParallel(None, mask, exchange=exchange, strategy=strategy)
     return cp.attention(*tensors(cp.local_rows))
 
 
@@ -121,8 +127,11 @@ def test_a_peer_that_does_not_come_ends_everybody_in_time(strategy: str, when: s
     ("arguments", "error", "message"),
     [
         ({"strategy": "rings"}, PlanError, r"unknown strategy 'rings'; allowed: fm3, .* \(did you mean 'ring'\?\)"),
-        ({"placement": "zigzag"}, PlanError, "unknown placement 'zigzag'; allowed: balanced, contiguous, dual_chunk"),
-        ({"exchange": "mpi"}, ContextParallelError, "exchange is 'mpi'; allowed: gloo, nccl, or None"),
+        ({"placement": "zigzag"}, PlanError, "unknown placement 'zigzag'; allowed: balanced, contiguous, dual_chunk, area"),
+        ({"exchange": "mpi"}, ContextParallelError, "unknown exchange 'mpi'; allowed: auto, gloo, nccl, symmetric"),
+        ({"stages": -1}, PlanError, "stages is -1; it must be an integer >= 0"),
+        ({"stages": 1, "strategy": "ring"}, PlanError, "stages is 1 with strategy 'ring', which has none; allowed with fm3"),
+        ({"ranks_per_node": 2}, PlanError, "ranks_per_node is 2; it must divide the number of ranks, 1"),
         ({"chunk": 100}, PlanError, "chunk is 100; it must be an integer >= 128"),
         ({"mask": ColumnMask(seqlen_q=512, seqlen_k=1024)}, PlanError, "the mask has 512 rows and 1024 columns"),
         ({"mask": None}, TypeError, "mask is a NoneType; expected a masks.column_mask.ColumnMask of the whole sequence"),
