@@ -38,7 +38,8 @@ WAYS: dict[str, type[Way]] = {"gathered": Gather, "ring": Ring, "heads": Ulysses
 class ContextParallel:
     """One mask on one group: which rows are here, and attention from them to the whole sequence.
 
-    ``plan`` says who has which rows, needs which units and gets them from whom; ``mask`` and ``strategy`` are as given.
+    ``plan`` says who has which rows, needs which units and gets them from whom; ``mask`` and ``strategy`` are as given, and
+    ``way`` is the strategy on this rank.
 
     Args:
         group: a process group that this process is in, or a DeviceMesh of one dimension. None: the default process group,
@@ -98,7 +99,7 @@ class ContextParallel:
         self._stages = stages_of(strategy, how["stages"])
         self._unchecked = check
         self._masks: dict[tuple[int | str | None, torch.device], PreparedMask] = {}
-        self._way = self._way_by(self._exchange, self._kernel)
+        self.way = self._way_by(self._exchange, self._kernel)
 
     def _way_by(self, exchange: Exchange, kernel: Kernel) -> Way:
         setting = Setting(
@@ -121,7 +122,7 @@ class ContextParallel:
         other = self._copy()
         grid = self.plan.grid
         sizes = {"chunk": grid.chunk, "unit": grid.unit, "bytes_per_token": self.plan.bytes_per_token}
-        gathers = isinstance(self._way, Gather)
+        gathers = isinstance(self.way, Gather)
         how = {"stages": self._stages if gathers else None, "ranks_per_node": self.plan.ranks_per_node}
         other._make(mask, self.strategy, self.plan.balance.placement, check, how | sizes)
         return other
@@ -143,14 +144,19 @@ class ContextParallel:
         """
         return self._timed(self._exchange, Idle())
 
+    @property
+    def separable(self) -> bool:
+        """Whether there is an exchange, and one that can be told from what is computed."""
+        return self.way.separable and self.ranks > 1
+
     def _timed(self, exchange: Exchange, kernel: Kernel) -> ContextParallel:
-        if not self._way.separable or self.ranks == 1:
+        if not self.separable:
             raise ContextParallelError(
                 f"strategy {self.strategy!r} on {self.ranks} ranks has no exchange of its own to be parted from"
             )
         other = self._copy()
         other.__dict__.update(self.__dict__)
-        other._way = self._way_by(exchange, kernel)
+        other.way = self._way_by(exchange, kernel)
         return other
 
     def _copy(self) -> ContextParallel:
@@ -277,7 +283,7 @@ class ContextParallel:
             raise refusal
         if self.ranks == 1:
             return flashmask_attention(q, k, v, self._prepared(None, q.device), return_lse=return_lse, **options)
-        found = self._way.attend(q, k, v, options)
+        found = self.way.attend(q, k, v, options)
         return found if return_lse else found[0]
 
     def _prepared(self, part: int | str | None, device: torch.device) -> PreparedMask:
@@ -298,11 +304,11 @@ class ContextParallel:
 
     def received(self, q: Tensor, k: Tensor) -> list[int]:
         """Bytes that every rank receives in a forward pass, by rank, for tensors such as this rank's q and k."""
-        return self._way.received(q, k)
+        return self.way.received(q, k)
 
     def tiles(self) -> list[int]:
         """128x128 tiles that every rank computes, by rank, over mask batch and heads."""
-        return self._way.tiles()
+        return self.way.tiles()
 
     # -- refusals ------------------------------------------------------------------------------------------------
 
@@ -315,21 +321,23 @@ class ContextParallel:
                     raise ContextParallelError(self._wrong_rows(name, x))
             check_tensors(q, k, v)
             check_mask_heads(self.mask, q, k)
-            reason = None if self.ranks == 1 else self._cannot(q, k, v)
+            reason = self.cannot(q, k, v)
             if reason is not None:
                 raise ContextParallelError(reason)
         except (ContextParallelError, FM3Error, TypeError) as error:
             return error
         return None
 
-    def _cannot(self, q: Tensor, k: Tensor, v: Tensor) -> str | None:
-        """Why the exchange cannot carry these tensors, or the strategy not attend to them."""
+    def cannot(self, q: Tensor, k: Tensor, v: Tensor) -> str | None:
+        """Why the exchange cannot carry tensors like these local ones, or the strategy not attend to them; None if they can."""
+        if self.ranks == 1:
+            return None
         name = self._exchange.name
-        if name in EXCHANGES and name not in self._way.exchanges:
-            return f"strategy {self.strategy!r} is not carried by exchange={name!r}; allowed: {', '.join(self._way.exchanges)}"
+        if name in EXCHANGES and name not in self.way.exchanges:
+            return f"strategy {self.strategy!r} is not carried by exchange={name!r}; allowed: {', '.join(self.way.exchanges)}"
         if name == "symmetric" and self.plan.ranks_per_node < self.ranks:
             return "exchange is 'symmetric', which stays within a node, and the ranks are on several; allowed: nccl"
-        return self._exchange.refusal(q.device) or self._way.refusal(q, k, v)
+        return self._exchange.refusal(q.device) or self.way.refusal(q, k, v)
 
     def _wrong_rows(self, name: str, x: Tensor) -> str:
         seqlen = self.plan.grid.seqlen

@@ -58,7 +58,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Sharing:
-    """How the ranks of a group share a sequence: how many, by which strategy, carried by what."""
+    """How ranks share a sequence: how many, by which strategy, carried by what."""
 
     cp_degree: int
     strategy: str
@@ -66,8 +66,24 @@ class Sharing:
 
 
 @dataclass(frozen=True)
+class Team:
+    """The ranks of a group that share a sequence. Their competitors are named ``kernel/strategy``."""
+
+    cp_degree: int
+    exchange: str
+
+
+def kernel_of(competitor: str) -> str:
+    """The kernel of a competitor, which may be named ``kernel/strategy``."""
+    return competitor.partition("/")[0]
+
+
+@dataclass(frozen=True)
 class Group:
-    """One problem for several competitors on one device (``cuda`` or ``cpu``), or on the ranks that share the sequence."""
+    """One problem for several competitors on one device (``cuda`` or ``cpu``), or on the ranks that share the sequence.
+
+    ``kernels`` names the competitors: kernels, and with a team ``kernel/strategy``.
+    """
 
     problem: Problem
     kernels: tuple[str, ...]
@@ -75,7 +91,7 @@ class Group:
     device: str
     timing: Timing = Timing()
     deterministic: bool = False
-    sharing: Sharing | None = None
+    team: Team | None = None
 
     @property
     def title(self) -> str:
@@ -83,14 +99,19 @@ class Group:
         p = self.problem
         variant = f" {p.mask.variant}" if p.mask.variant else ""
         heads = f"H={p.heads}" if p.heads == p.kv_heads else f"H={p.heads}/{p.kv_heads}"
-        shared = f" CP={self.sharing.cp_degree} {self.sharing.strategy}" if self.sharing is not None else ""
+        shared = f" CP={self.team.cp_degree}" if self.team is not None else ""
         return f"{p.mask.family}{variant} S={p.seqlen} B={p.batch} {heads} D={p.head_dim} {p.dtype}{shared}"
 
-    def case(self, kernel: str, pass_: str) -> Case:
+    def sharing(self, competitor: str) -> Sharing | None:
+        """How a competitor shares the sequence among the group's ranks; None on one device."""
+        strategy = competitor.partition("/")[2]
+        return None if self.team is None else Sharing(self.team.cp_degree, strategy, self.team.exchange)
+
+    def case(self, competitor: str, pass_: str) -> Case:
         """The case of one competitor and pass."""
         gradients = any(name != "forward" for name in self.passes)
-        how = (self.timing.protocol, self.timing.l2, self.deterministic, gradients, self.sharing)
-        return Case(self.problem, kernel, pass_, self.device, *how)
+        how = (self.timing.protocol, self.timing.l2, self.deterministic, gradients, self.sharing(competitor))
+        return Case(self.problem, kernel_of(competitor), pass_, self.device, *how)
 
     def to_json(self) -> str:
         """The group as one line of JSON, for the child process."""
@@ -111,7 +132,7 @@ class Group:
             device=raw["device"],
             timing=Timing(**raw["timing"]),
             deterministic=raw["deterministic"],
-            sharing=None if raw["sharing"] is None else Sharing(**raw["sharing"]),
+            team=None if raw["team"] is None else Team(**raw["team"]),
         )
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from context_parallel.strategies import STRATEGIES
 from harness.backends import BACKENDS, SHARED
-from harness.cases import Group, MaskSpec, Problem, Sharing
+from harness.backends.sharded import OWN_KERNEL
+from harness.cases import Group, MaskSpec, Problem, Team
 from harness.config.errors import ConfigError
 from harness.config.run_config import Documents as FileOfLengths
 from harness.config.run_config import RunConfig
@@ -25,6 +25,9 @@ from masks.column_mask import ColumnMask, MaskError
 from masks.documents import Document, Documents, paper_documents, sampled_documents
 from masks.families import FAMILIES, build_mask
 from masks.tiles import exact_density
+
+CARRIED = {"cpu": ("gloo",), "cuda": ("nccl", "symmetric")}
+"""Exchanges by device, the one that auto means first."""
 
 MOST_RANKS_A_CORE = 8
 """Ranks on a CPU are processes; more of them than this a core measure nothing but each other."""
@@ -39,7 +42,9 @@ def expand(config: RunConfig, machine: Machine) -> list[Group]:
     if not config.dry_run:  # a plan can be looked at anywhere
         _check_device(config, machine)
     kernels = choose_kernels(config)
-    sharings = _sharings(config, machine)
+    team = _team(config, machine)
+    if team is not None:
+        kernels = _by_strategy(config, kernels)
     groups: list[Group] = []
     for spec, seqlen in _masks(config):
         problem = Problem(
@@ -52,7 +57,7 @@ def expand(config: RunConfig, machine: Machine) -> list[Group]:
             dtype=config.dtype,
             seed=config.seed,
         )
-        group = Group(problem, kernels, config.passes, config.device, config.timing, config.deterministic, sharings[0])
+        group = Group(problem, kernels, config.passes, config.device, config.timing, config.deterministic, team)
         refusal = too_large(problem, machine, FAMILIES[spec.family].per_head)
         if refusal is not None:
             raise ConfigError(refusal)
@@ -62,30 +67,45 @@ def expand(config: RunConfig, machine: Machine) -> list[Group]:
             print(f"note: this machine would refuse {refusal}", file=sys.stderr)
         elif refusal is not None:
             raise ConfigError(refusal)
-        groups += [replace(group, sharing=sharing) for sharing in sharings]
+        groups.append(group)
     return groups
 
 
-def _sharings(config: RunConfig, machine: Machine) -> list[Sharing | None]:
-    """How the sequence is shared: one way a strategy, all of them unless one was named; [None] when it is not.
+def _team(config: RunConfig, machine: Machine) -> Team | None:
+    """The ranks that share the sequence, or None.
 
     Raises:
-        ConfigError: a strategy or an exchange that does not exist yet, more ranks than GPUs or cores.
+        ConfigError: an exchange that the device does not have, more ranks than GPUs or cores.
     """
     if config.cp_degree == 1:
-        return [None]
-    if config.strategy is not None and config.strategy not in STRATEGIES:
-        raise ConfigError(f"strategy={config.strategy} does not exist yet; allowed for a run: {', '.join(STRATEGIES)}")
-    carried = {"cpu": "gloo", "cuda": "nccl"}[config.device]
-    if config.exchange not in (None, carried):
-        raise ConfigError(f"exchange={config.exchange} does not exist yet with device={config.device}; allowed: {carried}")
+        return None
+    carried = CARRIED[config.device]
+    exchange = carried[0] if config.exchange in (None, "auto") else str(config.exchange)
+    if exchange not in carried:
+        raise ConfigError(
+            f"exchange={exchange} does not exist with device={config.device}; allowed: auto, {', '.join(carried)}"
+        )
     most, of = (machine.gpus, "GPUs") if config.device == "cuda" else (MOST_RANKS_A_CORE * machine.cores, "ranks at most")
     if config.cp_degree > most and not config.dry_run:
         raise ConfigError(
             f"cp_degree={config.cp_degree}: this machine has {most} {of}, and there is no simulator yet; allowed: 1 to {most}"
         )
-    strategies = STRATEGIES if config.strategy is None else [config.strategy]
-    return [Sharing(config.cp_degree, strategy, carried) for strategy in strategies]
+    return Team(config.cp_degree, exchange)
+
+
+def _by_strategy(config: RunConfig, kernels: tuple[str, ...]) -> tuple[str, ...]:
+    """``kernel/strategy`` of every kernel and strategy: the one that was named, else all that can be timed here.
+
+    PyTorch's own strategy has a kernel of its own.
+    """
+    named = config.strategy is not None
+    strategies = [config.strategy] if named else list(STRATEGIES)
+    ours = [name for name in strategies if name not in OWN_KERNEL]
+    names = [f"{kernel}/{strategy}" for kernel in kernels for strategy in ours]
+    for strategy, kernel in OWN_KERNEL.items():
+        if strategy in strategies and (named or config.device == "cuda"):
+            names.append(f"{kernel}/{strategy}")
+    return tuple(names)
 
 
 def choose_kernels(config: RunConfig) -> tuple[str, ...]:

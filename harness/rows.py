@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 STATUSES = (
     "ok",
@@ -90,7 +90,13 @@ FIELDS: dict[str, Field] = {
     "deterministic": Field(_BOOL, False, "deterministic backward asked for"),
     # figures: null unless ok
     "samples_ms": Field(_LIST, True, "every timed call of the round, milliseconds", True),
+    "comp_samples_ms": Field(_LIST, True, "the same plan with all keys there already, milliseconds"),
+    "comm_samples_ms": Field(_LIST, True, "the same plan with nothing computed, milliseconds"),
+    "bare_samples_ms": Field(_LIST, True, "the bytes that the plan moves, one plain message a pair of ranks, milliseconds"),
     "setup_ms": Field(_NUM, True, "preparing the mask, milliseconds"),
+    "plan_ms": Field(_NUM, True, "making the context-parallel plan, on the host, milliseconds"),
+    "recv_share": Field(_NUM, True, "bytes that all ranks receive in a forward pass / all-gather's keys and values"),
+    "ranks": Field(_MAP, True, "by rank: recv_bytes, tiles, and the medians full_ms, comp_ms, comm_ms of the round"),
     "compile_ms": Field(_NUM, True, "first call, compilation included, milliseconds"),
     "host_us": Field(_NUM, True, "median host time to issue one call, microseconds"),
     "flops": Field(_NUM, True, "floating-point operations of one call by exact density", True),
@@ -112,8 +118,21 @@ FIELDS: dict[str, Field] = {
 }
 
 
+_SINCE_2 = ("comp_samples_ms", "comm_samples_ms", "bare_samples_ms", "plan_ms", "recv_share", "ranks")
+
+
+def migrated(row: Row) -> Row:
+    """A row of an older version as this version has it; other rows as they are.
+
+    1 to 2: what ranks that share a sequence do beside computing was not measured, so it is null.
+    """
+    if row.get("schema_version") != 1 or isinstance(row["schema_version"], bool) or any(name in row for name in _SINCE_2):
+        return row
+    return {**row, "schema_version": 2, **dict.fromkeys(_SINCE_2)}
+
+
 def check_row(row: Any, where: str = "row") -> Row:
-    """The row itself when it follows the schema.
+    """The row itself when it follows the schema, migrated when it follows an older one.
 
     Raises:
         RowError: unknown schema version, a missing or unknown field, a wrong type, a value outside its set, a figure
@@ -121,6 +140,7 @@ def check_row(row: Any, where: str = "row") -> Row:
     """
     if not isinstance(row, dict):
         raise RowError(f"{where}: expected a JSON object, found {type(row).__name__}")
+    row = migrated(row)
     version = row.get("schema_version")
     if version != SCHEMA_VERSION:
         raise RowError(f"{where}: schema_version is {version!r}; this reader knows {SCHEMA_VERSION}")
@@ -147,6 +167,11 @@ def check_row(row: Any, where: str = "row") -> Row:
     for name, allowed in (("status", STATUSES), ("pass", PASSES), ("source", SOURCES), ("protocol", PROTOCOLS)):
         if row[name] not in allowed:
             raise RowError(f"{where}: {name} is {row[name]!r}; allowed: {', '.join(allowed)}")
+    for name in ("comp_samples_ms", "comm_samples_ms", "bare_samples_ms"):
+        beside = row[name]
+        if beside is not None and not (ok and beside and all(_sane(sample) and sample > 0 for sample in beside)):
+            raise RowError(f"{where}: {name} must be null or, with status ok, positive numbers, found {_short(beside)}")
+    _check_ranks(row, where)
     samples = row["samples_ms"]
     if ok:
         if not samples or not _positive(samples):
@@ -154,6 +179,19 @@ def check_row(row: Any, where: str = "row") -> Row:
     elif samples is not None:
         raise RowError(f"{where}: status {row['status']} must not carry samples_ms")
     return row
+
+
+_BY_RANK = ("recv_bytes", "tiles", "full_ms", "comp_ms", "comm_ms")
+
+
+def _check_ranks(row: Row, where: str) -> None:
+    """One finite number >= 0 a rank in every vector, and no vector of another name."""
+    for name, vector in (row["ranks"] or {}).items():
+        if name not in _BY_RANK:
+            raise RowError(f"{where}: ranks has {name!r}; allowed: {', '.join(_BY_RANK)}")
+        fits = isinstance(vector, list) and len(vector) == row["cp_degree"]
+        if not fits or not all(_sane(value) and value >= 0 for value in vector):
+            raise RowError(f"{where}: ranks.{name} must be {row['cp_degree']} numbers >= 0, found {_short(vector)}")
 
 
 _LARGEST = 2**63

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends import BACKENDS, backend_of
-from harness.cases import Group, stable_hash
+from harness.cases import Group, kernel_of, stable_hash
 from harness.child import WORKER, Child, ChildDied, ChildHung
 from harness.limits import PASS_FACTOR
 from harness.progress import Display
@@ -79,9 +79,9 @@ class _Run:
         self.options = options
         self.device = groups[0].device
         kernels = {kernel for group in groups for kernel in group.kernels}
-        self.available = {kernel: BACKENDS[kernel].probe(self.device) for kernel in kernels}
+        self.available = {kernel: BACKENDS[kernel_of(kernel)].probe(self.device) for kernel in kernels}
         passes = {pass_ for group in groups for pass_ in group.passes}
-        # All groups of a run have the same way of sharing but for its strategy, which is no other source.
+        # All groups of a run share in the same way, or not at all.
         by_name = {kernel: backend_of(kernel, groups[0]) for kernel in kernels}
         self.hashes = {(k, pass_): by_name[k].source_hash(self.device, pass_) for k in kernels for pass_ in passes}
         self.record = environment(self.device)
@@ -205,7 +205,7 @@ class _Run:
 
     def _measured(self, group: Group, number: int, entry: dict[str, Any], mask: dict[str, Any]) -> Row:
         """The row of one timed round."""
-        pass_, kernel = entry["pass"], entry["kernel"]
+        pass_, kernel = entry["pass"], entry.pop("kernel")
         p = group.problem
         pairs = _FORWARD_FLOPS * PASS_FACTOR[pass_] * p.batch * p.heads * p.seqlen**2 * p.head_dim
         row = self._row(group, kernel, pass_, number) | mask | entry
@@ -240,7 +240,7 @@ class _Run:
 
     def _row(self, group: Group, kernel: str, pass_: str, number: int) -> Row:
         """Everything about a row that is known before it is measured."""
-        p, case, sharing = group.problem, group.case(kernel, pass_), group.sharing
+        p, case, sharing = group.problem, group.case(kernel, pass_), group.sharing(kernel)
         sha, dirty = git_state()
         return {
             "schema_version": SCHEMA_VERSION,
@@ -254,7 +254,7 @@ class _Run:
             "l2": group.timing.l2,
             "round": number,
             "order": 0,
-            "kernel": kernel,
+            "kernel": kernel_of(kernel),
             "kernel_version": self.available[kernel].version,
             "source_hash": self.hashes[kernel, pass_],
             "build_flags": None,
@@ -278,7 +278,13 @@ class _Run:
             "pass": pass_,
             "deterministic": group.deterministic,
             "samples_ms": None,
+            "comp_samples_ms": None,
+            "comm_samples_ms": None,
+            "bare_samples_ms": None,
             "setup_ms": None,
+            "plan_ms": None,
+            "recv_share": None,
+            "ranks": None,
             "compile_ms": None,
             "host_us": None,
             "flops": None,

@@ -22,6 +22,7 @@ from typing import Any
 from harness.rows import RowError
 from harness.terminal import for_terminal
 from plots.cells import Cell, cells_of, load_rows
+from plots.ranks import balance_of, by_rank, overlap_of
 
 OK, USAGE, BAD_DATA = 0, 2, 4
 
@@ -59,8 +60,29 @@ def summary_line(cell: Cell) -> dict[str, str]:
             "host_us": cell.middle("host_us"),
             "tflops": cell.tflops(),
             "tflops_tile128": cell.tflops("tile128"),
+            **_of_ranks(cell),
         }
     return {name: _text(value) for name, value in values.items()}
+
+
+def _of_ranks(cell: Cell) -> dict[str, Any]:
+    """The columns of ranks that share a sequence. Bytes are those that ranks receive in a forward pass."""
+    values: dict[str, Any] = {"plan_ms": cell.middle("plan_ms"), "recv_share": cell.middle("recv_share")}
+    received = by_rank(cell, "recv_bytes")
+    if received is not None:
+        values |= {"recv_bytes": round(sum(received)), "recv_bytes_max": round(max(received))}
+    three = overlap_of(cell)
+    if three is not None:
+        values |= {
+            "t_full_ms": three.full_ms,
+            "t_comp_ms": three.comp_ms,
+            "t_comm_ms": three.comm_ms,
+            "exposed_ms": three.exposed_ms,
+            "bare_comm_ms": three.bare_ms,
+            "overlap": three.overlap,
+            "balance": balance_of(cell),
+        }
+    return values
 
 
 def summary_csv(cells: Sequence[Cell]) -> str:

@@ -28,12 +28,15 @@ class TeamTimer(Timer):
 
     def measure(self, call: Call, count: int) -> list[float]:
         """``count`` samples, milliseconds: each the longest of all ranks. The same on every rank."""
-        samples = torch.zeros(count, dtype=torch.float64, device=self.device)
-        for i in range(count):
-            dist.barrier()
-            samples[i] = super().measure(call, 1)[0]
-        dist.all_reduce(samples, op=dist.ReduceOp.MAX)
-        return samples.tolist()
+        return [max(self.by_rank(call)) for _ in range(count)]
+
+    def by_rank(self, call: Call) -> list[float]:
+        """Milliseconds of one call on every rank, from a barrier on. The same on every rank."""
+        dist.barrier()
+        mine = torch.tensor(super().measure(call, 1), dtype=torch.float64, device=self.device)
+        samples = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(samples, mine)
+        return torch.cat(samples).tolist()
 
 
 def run_in_team(planned: Planned, report: Report) -> None:
@@ -42,14 +45,14 @@ def run_in_team(planned: Planned, report: Report) -> None:
     Raises:
         RuntimeError: a rank died or failed in a way that is no verdict; all others are ended.
     """
-    sharing = planned.group.sharing
-    assert sharing is not None
+    team = planned.group.team
+    assert team is not None
     context = mp.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         ends = context.Pipe(duplex=False)
         ranks = [
             context.Process(target=_rank, args=(rank, planned, str(Path(folder) / "meet"), ends[1]), daemon=True)
-            for rank in range(sharing.cp_degree)
+            for rank in range(team.cp_degree)
         ]
         for process in ranks:
             process.start()
@@ -59,7 +62,7 @@ def run_in_team(planned: Planned, report: Report) -> None:
             for rank, process in enumerate(ranks):
                 process.join()
                 if process.exitcode:
-                    raise RuntimeError(f"rank {rank} of {sharing.cp_degree} ended with exit code {process.exitcode}")
+                    raise RuntimeError(f"rank {rank} of {team.cp_degree} ended with exit code {process.exitcode}")
         finally:
             for process in ranks:
                 process.kill()
@@ -77,20 +80,20 @@ def _pass_on(reports: Connection, report: Report) -> None:
 
 def _rank(rank: int, planned: Planned, meet: str, reports: Connection) -> None:
     die_with_parent()
-    group, sharing = planned.group, planned.group.sharing
-    assert sharing is not None
+    group, team = planned.group, planned.group.team
+    assert team is not None
     device = None
     if group.device == "cuda":
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     else:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // sharing.cp_degree))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // team.cp_degree))
     torch.backends.cuda.matmul.allow_tf32 = False
     dist.init_process_group(
-        sharing.exchange,
+        "gloo" if group.device == "cpu" else "nccl",
         init_method=f"file://{meet}",
         rank=rank,
-        world_size=sharing.cp_degree,
+        world_size=team.cp_degree,
         timeout=timedelta(seconds=group.timing.timeout_s),
         device_id=device,
     )

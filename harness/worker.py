@@ -28,6 +28,7 @@ from harness.device import ClockSampler
 from harness.gate import Incorrect, check
 from harness.gate.oracle import Oracle
 from harness.inputs import Inputs, make_inputs, make_mask
+from harness.overlap import turn_about
 from harness.resume import Planned
 from harness.timing import Call, Timer
 from masks.column_mask import ColumnMask
@@ -40,10 +41,11 @@ _PASSES_OF_GRADIENTS = ("backward", "both")
 
 @dataclass
 class Competitor:
-    """One prepared and checked competitor: what it calls for every pass it can do."""
+    """One prepared and checked competitor: what it calls for every pass it can do; ``alone``: parts of the call, by pass."""
 
     name: str
     calls: dict[str, Call]
+    alone: dict[str, dict[str, Call]]
     facts: dict[str, Any]
 
 
@@ -51,7 +53,7 @@ def serve(work: Iterator[Planned], report: Report) -> None:
     """Run what is asked, group by group."""
     for planned in work:
         group = planned.group
-        if group.sharing is None:
+        if group.team is None:
             run_group(planned, Timer(group.device, group.timing), report)
         else:
             from harness.team import run_in_team  # here, since it starts processes that run this module's part of a group
@@ -112,7 +114,11 @@ def _enter(
         timer.sync()
         begin = time.perf_counter()
         calls = _calls(*backend.timed(attend, inputs), passes, gradients)
-        for call in calls.values():
+        alone: dict[str, dict[str, Call]] = {pass_: {} for pass_ in passes}
+        for part, timed in backend.alone(inputs).items():
+            for pass_, call in _calls(*timed, passes, gradients).items():
+                alone[pass_][part] = call
+        for call in (*calls.values(), *(part for of_pass in alone.values() for part in of_pass.values())):
             call()
         timer.sync()
         compile_ms = (time.perf_counter() - begin) * 1000
@@ -122,9 +128,10 @@ def _enter(
         timer.sync()
         setup_ms = (time.perf_counter() - begin) * 1000
         errors = check(attend, backend.layout, mask, inputs, oracle, gradients, group.problem.seed)
-        facts: dict[str, Any] = {"setup_ms": round(setup_ms, 4), "compile_ms": round(compile_ms, 1), "errors": errors}
+        facts: dict[str, Any] = backend.facts(inputs)
+        facts |= {"setup_ms": round(setup_ms, 4), "compile_ms": round(compile_ms, 1), "errors": errors}
         facts["host_us"] = {pass_: timer.host_us(call, 5) for pass_, call in calls.items()}
-        return Competitor(name, calls, facts)
+        return Competitor(name, calls, alone, facts)
     return None
 
 
@@ -164,10 +171,10 @@ def _rounds(ready: list[Competitor], planned: Planned, timer: Timer, report: Rep
                 report(event="start", kernel=competitor.name, phase=f"round {number}", round=number)
             for pass_ in passes:
                 clocks = ClockSampler(group.device)
-                samples: list[float] = []
+                taken: dict[str, Any] = {}
                 with _caught(competitor.name, [pass_], report), clocks:
-                    samples = timer.round(competitor.calls[pass_])
-                if not samples:
+                    taken = _round(timer, competitor.calls[pass_], competitor.alone[pass_])
+                if not taken:
                     del competitor.calls[pass_]  # its verdict is out; the next rounds go on without it
                     continue
                 entries.append(
@@ -175,13 +182,28 @@ def _rounds(ready: list[Competitor], planned: Planned, timer: Timer, report: Rep
                         "kernel": competitor.name,
                         "pass": pass_,
                         "order": position,
-                        "samples_ms": [round(sample, 6) for sample in samples],
                         "clocks": clocks.summary,
                         **competitor.facts,
+                        **taken,
+                        "ranks": _merged(competitor.facts.get("ranks"), taken.get("ranks")),
                         "host_us": competitor.facts["host_us"][pass_],
                     }
                 )
         report(event="round", round=number, entries=entries)
+
+
+def _round(timer: Timer, call: Call, alone: dict[str, Call]) -> dict[str, Any]:
+    """The samples of one round, as fields of a row."""
+    if not alone:
+        return {"samples_ms": [round(sample, 6) for sample in timer.round(call)]}
+    from harness.team import TeamTimer  # here, since it starts processes that run this module
+
+    assert isinstance(timer, TeamTimer), "only ranks that share a sequence have calls beside the whole one"
+    return turn_about(timer, call, alone)
+
+
+def _merged(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:
+    return (one or {}) | (other or {}) or None
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from harness.backends.magi import Magi
 from harness.backends.reference import Reference
 from harness.backends.sdpa import SdpaCudnn, SdpaFlash
 from harness.backends.sharded import IMPLEMENTATIONS, Sharded
-from harness.cases import Group
+from harness.cases import Group, kernel_of
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
@@ -40,8 +40,8 @@ SHARED = tuple(IMPLEMENTATIONS)
 
 def backend_of(name: str, group: Group) -> Backend:
     """The competitor of a group, by itself or on ranks that share the sequence."""
-    backend = BACKENDS[name]
-    return backend if group.sharing is None else Sharded(backend, group.sharing)
+    backend, sharing = BACKENDS[kernel_of(name)], group.sharing(name)
+    return backend if sharing is None else Sharded(backend, sharing)
 
 
 __all__ = ["BACKENDS", "SHARED", "Attend", "Availability", "Backend", "MissingBackend", "backend_of"]

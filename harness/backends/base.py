@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -63,6 +63,14 @@ class Backend(ABC):
     def timed(self, attend: Attend, inputs: Inputs) -> tuple[Attend, Inputs]:
         """What is timed, on what: the call that was checked, in this layout."""
         return attend, inputs.in_layout(self.layout)
+
+    def alone(self, inputs: Inputs) -> dict[str, tuple[Attend, Inputs]]:
+        """Parts of the timed call that can be timed by themselves, by the names of ``harness.overlap``; as ``timed`` is."""
+        return {}
+
+    def facts(self, inputs: Inputs) -> dict[str, Any]:
+        """Further fields of its rows, known once it is prepared."""
+        return {}
 
     def sources_of(self, pass_: str) -> Iterable[Path]:
         """Files and folders that determine what it does in a pass and how fast: its own module and ``sources``."""

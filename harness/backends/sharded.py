@@ -1,11 +1,13 @@
-"""A kernel of this project on ranks that share a sequence, by this project's context-parallel runtime.
+"""A kernel on ranks that share a sequence, by this project's context-parallel runtime.
 
 Every rank makes the whole inputs and keeps its rows. What is checked is the whole result, put together from all ranks; what
-is timed is the call that a model makes, on the rank's rows: attention with the exchanges of its forward or backward pass.
+is timed is the call that a model makes, on the rank's rows: attention with the exchanges of its forward or backward pass,
+and beside it that call without its exchange, without its computation, and its bytes as plain messages.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,15 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from context_parallel import ContextParallelError
+from context_parallel.bare import Bare
+from context_parallel.grid import PlanError
 from context_parallel.runtime import ContextParallel
 from harness.backends.base import Attend, Availability, Backend
 from harness.cases import Problem, Sharing
-from harness.inputs import Inputs
+from harness.inputs import DTYPES, Inputs
 from harness.provenance import ROOT
 from masks.column_mask import ColumnMask
 
 IMPLEMENTATIONS = {"fm3": "hopper", "reference": "reference"}
 """Competitors that are this project's kernels, and what flashmask_attention calls them."""
+
+OWN_KERNEL = {"flex_cp": "flex"}
+"""Strategies that run on another kernel, and that kernel."""
 
 
 class Sharded(Backend):
@@ -33,16 +41,30 @@ class Sharded(Backend):
         self.name, self.title = kernel.name, kernel.title  # type: ignore[misc]
         self._kernel, self._sharing = kernel, sharing
         self._cp: ContextParallel | None = None
+        self._plan_ms = 0.0
 
     def probe(self, device: str) -> Availability:
         """As the kernel."""
         return self._kernel.probe(device)
 
     def unsupported(self, problem: Problem, mask: ColumnMask, pass_: str, device: str) -> str | None:
-        """As the kernel; and it must be one that the runtime calls."""
-        if self.name not in IMPLEMENTATIONS:
-            return f"context parallelism runs {', '.join(IMPLEMENTATIONS)} as its local kernel, not {self.name}"
-        return self._kernel.unsupported(problem, mask, pass_, device)
+        """As the kernel, and as the strategy; the kernel must be the one that the strategy calls."""
+        own = OWN_KERNEL.get(self._sharing.strategy)
+        if (self.name not in IMPLEMENTATIONS) if own is None else (self.name != own):
+            calls = own or ", ".join(IMPLEMENTATIONS)
+            return f"strategy {self._sharing.strategy} runs {calls} as its local kernel, not {self.name}"
+        if own is not None and device == "cpu":
+            return "on a CPU FlexAttention over ranks runs uncompiled, which is for tests and is not timed"
+        refusal = None if own is not None else self._kernel.unsupported(problem, mask, pass_, device)
+        if refusal is not None:
+            return refusal
+        try:
+            cp = self._make(mask)
+        except (ContextParallelError, PlanError) as error:
+            return str(error)
+        one = torch.zeros((), dtype=DTYPES[problem.dtype], device=device, requires_grad=pass_ != "forward")
+        heads = (problem.heads, problem.kv_heads, problem.kv_heads)
+        return cp.cannot(*(one.expand(problem.batch, cp.local_rows, n, problem.head_dim) for n in heads))
 
     def sources_of(self, pass_: str) -> Iterable[Path]:
         """The kernel and the runtime."""
@@ -51,19 +73,52 @@ class Sharded(Backend):
 
     def prepare(self, problem: Problem, mask: ColumnMask) -> Attend:
         """The plan, on every rank."""
-        self._cp = ContextParallel(None, mask, strategy=self._sharing.strategy, exchange=self._sharing.exchange)
+        begin = time.perf_counter()
+        self._cp = self._make(mask)
+        self._plan_ms = (time.perf_counter() - begin) * 1000
         cp, options = self._cp, self._options()
         return lambda q, k, v: _Whole.apply(cp, options, q, k, v)
 
     def timed(self, attend: Attend, inputs: Inputs) -> tuple[Attend, Inputs]:
         """Attention of this rank's rows."""
-        cp, options = self._cp, self._options()
-        assert cp is not None, "prepare comes first"
+        return self._rows_of(self._prepared(), inputs)
+
+    def alone(self, inputs: Inputs) -> dict[str, tuple[Attend, Inputs]]:
+        """Without the exchange, without the computation, and plain messages of the same bytes."""
+        cp = self._prepared()
+        if not cp.separable:
+            return {}
+        parts = {"comp": cp.without_exchange(), "comm": cp.without_compute()}
+        calls = {name: self._rows_of(part, inputs) for name, part in parts.items()}
+        bare = Bare.of(cp, inputs.k)
+        if bare is not None:
+            calls["bare"] = (lambda q, k, v: (bare.attend(q, k, v), None), calls["comp"][1])
+        return calls
+
+    def facts(self, inputs: Inputs) -> dict[str, Any]:
+        """What the plan says: bytes and tiles by rank, and how long it took to make."""
+        cp = self._prepared()
+        received, keys = cp.received(inputs.q, inputs.k), 2 * inputs.k.numel() * inputs.k.element_size()
+        return {
+            "plan_ms": round(self._plan_ms, 4),
+            "recv_share": sum(received) / (keys * (cp.ranks - 1)),
+            "ranks": {"recv_bytes": received, "tiles": cp.tiles()},
+        }
+
+    def _make(self, mask: ColumnMask) -> ContextParallel:
+        return ContextParallel(None, mask, strategy=self._sharing.strategy, exchange=self._sharing.exchange)
+
+    def _prepared(self) -> ContextParallel:
+        assert self._cp is not None, "prepare comes first"
+        return self._cp
+
+    def _rows_of(self, cp: ContextParallel, inputs: Inputs) -> tuple[Attend, Inputs]:
+        options = self._options()
         rows = Inputs(*(cp.shard(x) for x in (inputs.q, inputs.k, inputs.v, inputs.dout)))
         return lambda q, k, v: (cp.attention(q, k, v, **options), None), rows
 
     def _options(self) -> dict[str, Any]:
-        return {"implementation": IMPLEMENTATIONS[self.name]}
+        return {"implementation": IMPLEMENTATIONS.get(self.name, "auto")}
 
 
 class _Whole(torch.autograd.Function):

@@ -105,11 +105,15 @@ class Strategy(Enum):
     all_gather = "all_gather"
     dual_chunk = "dual_chunk"
     magi = "magi"
+    all_gather_overlapped = "all_gather_overlapped"
+    ulysses = "ulysses"
+    flex_cp = "flex_cp"
 
 
 class Exchange(Enum):
-    """How context-parallel ranks exchange data."""
+    """How context-parallel ranks exchange data. auto: gloo on a CPU, nccl on GPUs."""
 
+    auto = "auto"
     gloo = "gloo"
     nccl = "nccl"
     symmetric = "symmetric"
