@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from harness.rows import Row
-from plots import bars, captions, heatmap, history, lengths, roofline, style
+from plots import balance, bars, captions, heatmap, history, lengths, overlap, roofline, style
 from plots.cells import Cell, series_of
 from plots.slots import SETTING_FIELDS, settings
 
@@ -40,7 +40,8 @@ class Drawn:
 
 
 def figures(cells: Sequence[Cell], convention: str = "exact") -> Iterator[Drawn]:
-    """Every figure of every setting that shows how things are now, in a fixed order: lengths, heat maps, bars, roofs.
+    """Every figure of every setting that shows how things are now, in a fixed order: lengths, heat maps, bars, of ranks overlap
+    and balance, roofs.
 
     ``convention``: how operations are counted, a key of ``cells.CONVENTIONS``.
     """
@@ -78,6 +79,13 @@ def _of_pass(folder: str, cells: Sequence[Cell], pass_: str, convention: str) ->
         text = captions.caption(mine, bars.note(frame), counted)
         title = f"{style.length_label(seqlen)} tokens, {told}"
         yield _drawn(bars, folder, f"bars_{pass_}_{seqlen}", "bars", title, text, frame, simulated)
+        for module, kind, shown in _OF_RANKS:
+            able = module.able(mine)
+            if able:
+                frame = module.data(able)
+                title = f"{style.length_label(seqlen)} tokens, {told}: {shown}"
+                text = captions.caption(able, module.note(frame))
+                yield _drawn(module, folder, f"{kind}_{pass_}_{seqlen}", kind, title, text, frame, simulated)
     yield from _roofline(folder, cells, pass_)
 
 
@@ -112,6 +120,13 @@ def histories(rows: Iterable[Row]) -> Iterator[Drawn]:
 
 def _told(pass_: str) -> str:
     return "forward and backward" if pass_ == "both" else pass_
+
+
+_OF_RANKS: tuple[tuple[Any, str, str], ...] = (
+    (overlap, "overlap", "computing and exchanging"),
+    (balance, "balance", "load of the ranks"),
+)
+"""Figures of ranks that share a sequence: module, kind, what the title says."""
 
 
 def _drawn(

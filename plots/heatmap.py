@@ -97,7 +97,7 @@ def draw(frame: pd.DataFrame, caption: str, *, title: str = "", simulated: bool 
         axes = figure.add_subplot()
         image = axes.pcolormesh(grid, cmap="PuOr_r", norm=TwoSlopeNorm(0.0, -reach, reach), edgecolors=style.PAPER, lw=1.5)
         for (row, column), (word, figured) in words.items():
-            colour = _readable_on(image.to_rgba(grid[row, column])) if figured else style.MUTED
+            colour = readable_on(image.to_rgba(grid[row, column])) if figured else style.MUTED
             axes.text(column + 0.5, row + 0.5, word, ha="center", va="center", fontsize=8.5 if figured else 7, color=colour)
         axes.set_yticks(np.arange(len(masks)) + 0.5, [wrap_label(mask) for mask in masks])
         axes.set_xticks(np.arange(len(lengths)) + 0.5, [style.length_label(length) for length in lengths])
@@ -115,7 +115,7 @@ def draw(frame: pd.DataFrame, caption: str, *, title: str = "", simulated: bool 
     return figure
 
 
-def _readable_on(rgba: Any) -> str:
+def readable_on(rgba: Any) -> str:
     """Black or white, whichever stands out from the colour."""
     red, green, blue, _ = rgba
     return "#111111" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "#fefefe"
