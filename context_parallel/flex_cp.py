@@ -71,6 +71,10 @@ class FlexCP(Way):
             out, lse = _flex(q.device)(q, k, v, block_mask=self._block_mask(q), return_lse=True, **kind)
         return out.transpose(1, 2).contiguous(), lse
 
+    def parts(self) -> list[int | str | None]:
+        """None: its block mask is PyTorch's."""
+        return []
+
     def received(self, q: Tensor, k: Tensor) -> list[int]:
         """Everything from everyone."""
         plan = self.setting.plan

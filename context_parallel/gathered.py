@@ -40,6 +40,10 @@ class Gather(Way):
         found: Result = _Gathered.apply(q, k, v, self, options)
         return found
 
+    def parts(self) -> list[int | str | None]:
+        """The rank's own keys and every stage, or all at once."""
+        return [part.key for part in self.route.parts.values()]
+
     def keys(self, part: Part, k: Tensor, v: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a part: the rank's own as they are, others where they arrived."""
         return (k, v) if part.key == 0 else unpack(buffer[part.rows])

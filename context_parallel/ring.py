@@ -91,6 +91,10 @@ class Ring(Way):
         found: Result = _Ring.apply(q, k, v, self, options)
         return found
 
+    def parts(self) -> list[int | str | None]:
+        """The rank's own shard, and those that it attends to."""
+        return [hop for hop, attends in enumerate(self.hops.attends) if attends or hop == 0]
+
 
 class _Ring(torch.autograd.Function):
     @staticmethod

@@ -6,6 +6,7 @@ with the whole sequence would compute. Everything but attention works on local r
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -15,10 +16,12 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from context_parallel.agreement import Facts, agree
+from context_parallel.ahead import ahead, upload
 from context_parallel.exchanges import EXCHANGES, Exchange, choose
 from context_parallel.exchanges.present import Present
 from context_parallel.flex_cp import FlexCP
 from context_parallel.gathered import Gather
+from context_parallel.grid import require
 from context_parallel.group import ContextParallelError, Group
 from context_parallel.kernel import Idle, Kernel
 from context_parallel.plan import Plan
@@ -126,6 +129,34 @@ class ContextParallel:
         how = {"stages": self._stages if gathers else None, "ranks_per_node": self.plan.ranks_per_node}
         other._make(mask, self.strategy, self.plan.balance.placement, check, how | sizes)
         return other
+
+    def ahead(
+        self, masks: Iterable[ColumnMask], device: torch.device | str | None = None, *, depth: int = 2
+    ) -> Iterator[ContextParallel]:
+        """:meth:`with_mask` for every mask of an iterable, made ahead in a thread: for masks that change at every step.
+
+        Steady state costs no synchronisation of the device with the host. Every rank must give the same masks in the same
+        order; they are not compared. Leaving the loop early ends the thread.
+
+        Args:
+            masks: with their vectors on the host, as from a data loader; taken one by one in the thread.
+            device: where attention will run; None: the GPU in use if the group has a backend for it, else the CPU.
+            depth: steps that may be ready and not used yet, at least 1.
+
+        Raises:
+            PlanError: ``depth``; a mask of another sequence, when its step is asked for. So is what ``masks`` raises.
+        """
+        require("depth", depth, 1)
+        return ahead(self, masks, self._group.device if device is None else torch.device(device), depth)
+
+    def prepare(self, device: torch.device) -> None:
+        """Cuts and prepares all local masks now, for attention on that device; otherwise the first call does."""
+        for part in [None] if self.ranks == 1 else self.way.parts():
+            self._prepared(part, device)
+
+    def prepared(self) -> list[PreparedMask]:
+        """The local masks that are prepared so far."""
+        return list(self._masks.values())
 
     def without_exchange(self) -> ContextParallel:
         """The same plan for timing what is computed: after one forward and one backward pass nothing is sent any more, and
@@ -290,7 +321,7 @@ class ContextParallel:
         """The mask of a part, prepared once for all layers. See :class:`context_parallel.ways.Setting`."""
         key = (part, device)
         if key not in self._masks:
-            self._masks[key] = prepare_mask(self._local_mask(part).to(device))
+            self._masks[key] = prepare_mask(upload(self._local_mask(part), device))
         return self._masks[key]
 
     def _local_mask(self, part: int | str | None) -> ColumnMask:

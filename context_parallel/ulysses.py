@@ -47,6 +47,10 @@ class Ulysses(Way):
         found: Result = _Swapped.apply(q, k, v, self, options)
         return found
 
+    def parts(self) -> list[int | str | None]:
+        """All rows and columns of the rank's heads."""
+        return ["heads"]
+
     def received(self, q: Tensor, k: Tensor) -> list[int]:
         """q, k and v of the other ranks' rows, out and LSE of the other ranks' heads; LSE in four bytes."""
         ranks, whole = self.setting.plan.ranks, sum(self.lengths)

@@ -63,6 +63,10 @@ class Way(ABC):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Result:
         """The rank's rows of the result; differentiable, a collective."""
 
+    @abstractmethod
+    def parts(self) -> list[int | str | None]:
+        """The keys of ``Setting.masks`` that it will ask for."""
+
     def received(self, q: Tensor, k: Tensor) -> list[int]:
         """Bytes that every rank receives in a forward pass, by rank; here: the keys and values of the plan's messages.
 
