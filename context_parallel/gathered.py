@@ -135,7 +135,7 @@ class Incoming:
             return
         self._network[stage].wait()
         route, slots, inbox = self._route, self._route.inbox[stage], self._inbox[stage]
-        mine = route.attended(stage)
+        mine = route.attended[stage]
         route.buffer.put(self.buffer, mine, slots.take(inbox, mine))
         on = self._stage(
             route.on[stage],
@@ -226,7 +226,7 @@ class Outgoing:
         """Where a gateway adds up the gradients of its inbox, with its own share in it."""
         route, slots = self._route, self._route.inbox[stage]
         total = self._like.new_zeros(slots.shape(self._like), dtype=self._dtype)
-        mine = route.attended(stage)
+        mine = route.attended[stage]
         if mine:
             assert self._found is not None
             slots.put(total, mine, self._found[0].take(self._found[1], mine))

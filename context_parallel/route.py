@@ -56,7 +56,8 @@ class Route:
 
     ``near``, ``network`` and ``on`` are messages by stage: from owners of the node, from owners of other nodes to the gateway,
     and from the gateway to those of its node. ``own`` says where the rank's own units lie in its local rows, ``buffer`` where
-    all others do, ``inbox`` what it takes from the network in a stage. ``parts`` is what it attends to after which stage.
+    all others do, ``inbox`` what it takes from the network in a stage, and ``attended`` which units of that it attends to
+    itself. ``parts`` is what it attends to after which stage.
 
     Args:
         plan: not of a ring.
@@ -82,11 +83,8 @@ class Route:
             stage: Slots(plan, [unit for leg in self.network[stage].receives for unit in leg.units])
             for stage in self.far_stages
         }
-
-    def attended(self, stage: int) -> list[int]:
-        """Units that the rank takes from the network in a stage and attends to itself."""
         there = set(self.buffer.units)
-        return [unit for unit in self.inbox[stage].units if unit in there]
+        self.attended = {stage: [unit for unit in slots.units if unit in there] for stage, slots in self.inbox.items()}
 
     def _parts(self, plan: Plan) -> dict[int, Part]:
         parts, first = {0: Part(0, self.own, 0)}, 0

@@ -65,6 +65,13 @@ class Slots:
         self.rows = len(self.units) * self.unit
         self._length = plan.grid.unit_lengths().tolist()
         self._slot = {unit: slot for slot, unit in enumerate(self.units)}
+        self._padding = [
+            slice(slot * self.unit + self._length[unit], (slot + 1) * self.unit)
+            for unit, slot in self._slot.items()
+            if self._length[unit] < self.unit
+        ]
+        #: Asked for the same units in every pass, and asked on the host while the device waits.
+        self._spans: dict[tuple[int, ...], list[Range]] = {}
 
     def shape(self, like: Tensor) -> tuple[int, ...]:
         """Of a buffer for keys and values such as ``like``, ``[B, *, Hkv, D]``."""
@@ -72,14 +79,15 @@ class Slots:
 
     def clear_padding(self, buffer: Tensor) -> Tensor:
         """The buffer, with zeros where no token will be."""
-        for unit, slot in self._slot.items():
-            if self._length[unit] < self.unit:
-                # Nobody sees these columns, but 0 x NaN would be NaN.
-                buffer[slot * self.unit + self._length[unit] : (slot + 1) * self.unit] = 0
+        for rows in self._padding:
+            buffer[rows] = 0  # nobody sees these columns, but 0 x NaN would be NaN
         return buffer
 
     def spans(self, units: Sequence[int]) -> list[Range]:
         """Rows of the buffer that hold the tokens of these units, in their order; neighbours are one span."""
+        key = tuple(units)
+        if key in self._spans:
+            return self._spans[key]
         spans: list[Range] = []
         for unit in units:
             start = self._slot[unit] * self.unit
@@ -87,6 +95,7 @@ class Slots:
             if spans and spans[-1][1] == start:
                 start = spans.pop()[0]
             spans.append((start, end))
+        self._spans[key] = spans
         return spans
 
     def tokens(self, units: Sequence[int]) -> int:

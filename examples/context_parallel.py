@@ -51,9 +51,11 @@ def joined(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def totals(mask: ColumnMask, ranks: int) -> list[str]:
-    """A line a strategy: the heaviest rank's tiles against the mean, and all keys received."""
+    """A line a strategy that sends keys: the heaviest rank's predicted time against the mean, and all keys received."""
     lines = ["| strategy | heaviest rank / mean | keys received by all |", "|---|---|---|"]
-    for name in STRATEGIES:
+    for name, strategy in STRATEGIES.items():
+        if strategy.way not in ("gathered", "ring"):
+            continue
         plan = plan_of(mask, ranks, name)
         loads = plan.balance.loads
         lines.append(f"| `{name}` | {loads.max() / loads.mean():.2f} | {plan.bytes_sent().sum()} |")

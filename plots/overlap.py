@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from plots import captions, style
@@ -79,6 +81,7 @@ def draw(frame: pd.DataFrame, caption: str, *, title: str = "", simulated: bool 
                 axes.barh(lane - 0.18, line["comp_ms"], 0.34, color=COMPUTE)
                 axes.barh(lane - 0.18, exposed, 0.34, left=line["comp_ms"], color=EXPOSED, hatch="///", edgecolor=style.PAPER)
                 axes.barh(lane + 0.18, line["comm_ms"], 0.3, color=EXCHANGE)
+                axes.plot([line["full_ms"]] * 2, [lane - 0.42, lane + 0.06], color=style.INK, lw=1.2, solid_capstyle="butt")
                 end = max(line["comp_ms"] + exposed, line["comm_ms"])
                 word = ("~" if line["noise"] else "") + f"{100 * line['overlap']:.0f}%"
                 axes.text(end, lane, f" {word}", va="center", ha="left", fontsize=7, color=style.INK)
@@ -90,8 +93,9 @@ def draw(frame: pd.DataFrame, caption: str, *, title: str = "", simulated: bool 
             axes.set_xlabel("milliseconds", fontsize=7.5)
             axes.xaxis.set_major_formatter(style.formatter())
         looks = [("computing alone", COMPUTE, ""), ("exchange alone", EXCHANGE, ""), ("exposed", EXPOSED, "///")]
-        handles = [Patch(facecolor=colour, hatch=hatch, edgecolor=style.PAPER) for _, colour, hatch in looks]
-        style.title_and_legend(figure, title, handles, [name for name, _, _ in looks])
+        handles: list[Any] = [Patch(facecolor=colour, hatch=hatch, edgecolor=style.PAPER) for _, colour, hatch in looks]
+        handles.append(Line2D([], [], color=style.INK, lw=1.2))
+        style.title_and_legend(figure, title, handles, [*(name for name, _, _ in looks), "both together"])
         style.caption_below(figure, caption, watermark=simulated)
     return figure
 

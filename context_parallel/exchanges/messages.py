@@ -37,6 +37,8 @@ class Messages(Exchange):
         return [self._start(stage) for stage in stages]
 
     def _start(self, stage: Stage) -> Pending:
+        if not stage.sends and not stage.receives:
+            return self._group.start([], [])
         receives = [(one.source, one.into) for one in stage.receives]
         device = receives[0][1].device if receives else self._group.device
         with self._beside.after_current(device):

@@ -107,20 +107,21 @@ class Symmetric(Exchange):
             for rank in self._readers[half]:
                 self._wait(rank, read)
             self._readers[half] = targets
+            kept: list[list[Tensor]] = []  # until they are waited for: their memory may be another stream's
             for stage in stages:
-                for send in stage.sends:
-                    tokens = send.tokens()
+                kept.append([send.tokens() for send in stage.sends])
+                for send, tokens in zip(stage.sends, kept[-1], strict=True):
                     self._outbox(self._group.rank, half, tokens, send.at).copy_(tokens)
             for rank in targets:
                 self._put(rank, there)
             for rank in sources:
                 self._wait(rank, there)
             arrivals: list[Pending] = []
-            for stage in stages:
+            for stage, sent in zip(stages, kept, strict=True):
                 for one in stage.receives:
                     one.into.copy_(self._outbox(one.source, half, one.into, one.at))
                 event = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
-                arrivals.append(Arrival(event, [one.into for one in stage.receives]))
+                arrivals.append(Arrival(event, [*sent, *(one.into for one in stage.receives)]))
             for rank in sources:
                 self._put(rank, read)
         return arrivals

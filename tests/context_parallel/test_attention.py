@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -349,21 +350,46 @@ def test_groups_that_do_not_start_at_rank_0(tmp_path: Path) -> None:
 # -- GPUs ------------------------------------------------------------------------------------------------------------
 
 
-def on_gpus(rank: int) -> None:
+def on_gpus(rank: int, exchange: str) -> None:
     """Against one GPU, by the same kernel: what differs is the order of sums, and where 16 bits are rounded."""
-    tensors = [x.cuda() for x in inputs(2000, 2, 8, 2, torch.bfloat16, 64)]
+    tensors = [x.cuda() for x in inputs(2048, 2, 8, 2, torch.bfloat16, 64)]
     for family in FAMILIES:
-        mask = family_mask(family, 2000)
+        mask = family_mask(family, 2048)
         want = alone(mask.to("cuda"), tensors)
-        for strategy in OF_ANY_HEADS:
-            cp = ContextParallel(None, mask, strategy=strategy, exchange="nccl")
-            assert_rows(cp, together(cp, tensors), want, f"{family} by {strategy}", 0.04)
+        for strategy in (name for name, one in STRATEGIES.items() if exchange == "nccl" or one.way == "gathered"):
+            for how in ({}, {"stages": 2, "keep": False}) if STRATEGIES[strategy].way == "gathered" else ({},):
+                cp = ContextParallel(None, mask, strategy=strategy, exchange=exchange, **how)
+                got = together(cp, tensors)
+                assert_rows(cp, got, want, f"{family} by {strategy}, {how}", 0.04)
+
+
+def without_waiting(rank: int, exchange: str) -> None:
+    """A mask for every step, and nothing in the loop waits for the GPU: torch raises if something does."""
+    tensors = [x.cuda() for x in inputs(2048, 2, 8, 2, torch.bfloat16, 64)]
+    first = ContextParallel(None, family_mask("random_eviction", 2048), exchange=exchange)
+    q, k, v, dout, _ = (first.shard(x) for x in tensors)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    masks = [family_mask("random_eviction", 2048, seed=seed) for seed in range(12)]
+    found = []
+    torch.autograd.grad(first.attention(*leaves), leaves, dout)
+    for step, cp in enumerate(first.ahead(masks)):
+        if step == 4:  # streams, outboxes and pinned memory are there
+            torch.cuda.set_sync_debug_mode("error")
+        out = cp.attention(*leaves)
+        found.append((out.detach(), torch.autograd.grad(out, leaves, dout)[0]))
+    torch.cuda.set_sync_debug_mode("default")
+    for mask, (out, dq) in zip(masks, found, strict=True):
+        want = alone(mask.to("cuda"), [*tensors[:4], torch.zeros_like(tensors[4])])
+        for here, whole in ((out, want[0]), (dq, want[2])):
+            torch.testing.assert_close(here.double(), first.shard(whole).double(), rtol=0.04, atol=0.04)
 
 
 @pytest.mark.hopper
 @pytest.mark.multigpu
-def test_two_gpus(tmp_path: Path) -> None:
-    run_ranks(on_gpus, 2, tmp_path, backend="nccl", timeout=240)
+@pytest.mark.parametrize("exchange", ["nccl", "symmetric"])
+@pytest.mark.parametrize("what", [on_gpus, without_waiting])
+def test_two_gpus(what: Callable[..., None], exchange: str, tmp_path: Path) -> None:
+    run_ranks(what, 2, tmp_path, exchange, backend="nccl", timeout=240)
 
 
 # -- one rank, and no process group ------------------------------------------------------------------------------------
