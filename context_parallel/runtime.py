@@ -26,7 +26,7 @@ from context_parallel.group import ContextParallelError, Group
 from context_parallel.kernel import Idle, Kernel
 from context_parallel.plan import Plan
 from context_parallel.ring import Ring
-from context_parallel.shards import Unshard, cut
+from context_parallel.rows import Rows
 from context_parallel.strategies import find_strategy, plan_of, stages_of
 from context_parallel.ulysses import Ulysses, heads_of
 from context_parallel.ways import Setting, Way
@@ -38,7 +38,7 @@ WAYS: dict[str, type[Way]] = {"gathered": Gather, "ring": Ring, "heads": Ulysses
 """What ``Strategy.way`` names."""
 
 
-class ContextParallel:
+class ContextParallel(Rows):
     """One mask on one group: which rows are here, and attention from them to the whole sequence.
 
     ``plan`` says who has which rows, needs which units and gets them from whom; ``mask`` and ``strategy`` are as given, and
@@ -195,59 +195,6 @@ class ContextParallel:
         other._group, other._exchange, other._kernel, other._keep = self._group, self._exchange, self._kernel, self._keep
         return other
 
-    @property
-    def rank(self) -> int:
-        """Of this process in the group."""
-        return self._group.rank
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks in the group."""
-        return self._group.size
-
-    @property
-    def local_rows(self) -> int:
-        """Rows of the sequence that this rank holds; may be 0."""
-        return sum(end - start for start, end in self.plan.rows(self.rank))
-
-    # -- rows ----------------------------------------------------------------------------------------------------
-
-    def shard(self, x: Tensor) -> Tensor:
-        """This rank's rows of ``[B, S, ...]``: ``[B, local rows, ...]``, contiguous, any dtype, differentiable.
-
-        The gradient of x holds this rank's rows only, so for an x that all ranks share it is summed over the ranks, like
-        that of a parameter.
-
-        Raises:
-            ContextParallelError: not the whole sequence.
-        """
-        seqlen = self.plan.grid.seqlen
-        if x.dim() < 2 or x.shape[1] != seqlen:
-            raise ContextParallelError(f"shard takes the whole sequence [batch, {seqlen}, ...]; given: {tuple(x.shape)}")
-        return cut(x, self.plan.rows(self.rank))
-
-    def unshard(self, x: Tensor) -> Tensor:
-        """The whole ``[B, S, ...]`` from the local rows of all ranks, on every rank; differentiable. A collective.
-
-        Whatever is computed from the whole must be the same on every rank, as one loss of all logits: then each rank's rows
-        of the gradient are right as they are, and nothing is sent. A loss of local rows needs no unshard.
-
-        Raises:
-            ContextParallelError: not this rank's rows.
-        """
-        if x.dim() < 2 or x.shape[1] != self.local_rows:
-            raise ContextParallelError(self._wrong_rows("x", x))
-        whole: Tensor = Unshard.apply(x, self._group, self.plan)
-        return whole
-
-    def position_ids(self, device: torch.device | str | None = None) -> Tensor:
-        """Where in the sequence each local row is, int64 ``[local rows]``: for rotary embeddings.
-
-        Positions that restart at every document are sharded like any tensor.
-        """
-        positions = torch.arange(self.plan.grid.seqlen, device=device)
-        return cut(positions[None], self.plan.rows(self.rank))[0]
-
     # -- attention -----------------------------------------------------------------------------------------------
 
     @overload
@@ -349,7 +296,7 @@ class ContextParallel:
             check_types(q, k, v)
             for name, x in (("q", q), ("k", k), ("v", v)):
                 if x.dim() == 4 and x.shape[1] != self.local_rows:
-                    raise ContextParallelError(self._wrong_rows(name, x))
+                    raise ContextParallelError(self.wrong_rows(name, x))
             check_tensors(q, k, v)
             check_mask_heads(self.mask, q, k)
             reason = self.cannot(q, k, v)
@@ -369,14 +316,6 @@ class ContextParallel:
         if name == "symmetric" and self.plan.ranks_per_node < self.ranks:
             return "exchange is 'symmetric', which stays within a node, and the ranks are on several; allowed: nccl"
         return self._exchange.refusal(q.device) or self.way.refusal(q, k, v)
-
-    def _wrong_rows(self, name: str, x: Tensor) -> str:
-        seqlen = self.plan.grid.seqlen
-        hint = "it looks like the whole sequence: shard(x) cuts it" if x.dim() > 1 and x.shape[1] == seqlen else "see shard(x)"
-        return (
-            f"{name} has shape {tuple(x.shape)}; rank {self.rank} of {self.ranks} holds {self.local_rows} of the {seqlen} "
-            f"rows, so the second axis must be {self.local_rows} ({hint})"
-        )
 
     def _facts(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Facts:
         """What must be equal on all ranks. Whether gradients are wanted too: a rank without a backward pass would be waited

@@ -122,13 +122,15 @@ def plan_of(
         strategy: a key of ``STRATEGIES``.
         placement: another than the strategy's: a key of ``PLACEMENTS``, or int64 ``[chunks]``, a rank for each.
         stages: as in :class:`Strategy`; None: the strategy's.
-        ranks_per_node: a divisor of ``ranks``; None: one node. Only where units are gathered, other strategies know no nodes.
+        ranks_per_node: a divisor of ``ranks``; None: one node, and the only one allowed where units are not gathered.
         chunk, unit, bytes_per_token: as for :func:`context_parallel.plan.make_plan`.
 
     Raises:
         PlanError: an unknown name, or what ``make_plan`` refuses.
     """
     way = find_strategy(strategy)
+    if way.way != "gathered" and ranks_per_node not in (None, ranks):
+        raise PlanError(f"ranks_per_node is {ranks_per_node!r} with strategy {strategy!r}, which knows no nodes; allowed: None")
     placement = way.placement if placement is None else placement
     if way.way == "flex" and isinstance(placement, str) and chunk is None and unit is None:
         require("ranks", ranks, 1)

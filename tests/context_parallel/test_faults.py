@@ -131,6 +131,7 @@ def test_a_peer_that_does_not_come_ends_everybody_in_time(strategy: str, when: s
         ({"exchange": "mpi"}, ContextParallelError, "unknown exchange 'mpi'; allowed: auto, gloo, nccl, symmetric"),
         ({"stages": -1}, PlanError, "stages is -1; it must be an integer >= 0"),
         ({"stages": 1, "strategy": "ring"}, PlanError, "stages is 1 with strategy 'ring', which has none; allowed with fm3"),
+        ({"ranks_per_node": 2, "strategy": "ring"}, PlanError, "2 with strategy 'ring', which knows no nodes; allowed: None"),
         ({"ranks_per_node": 2}, PlanError, "ranks_per_node is 2; it must divide the number of ranks, 1"),
         ({"chunk": 100}, PlanError, "chunk is 100; it must be an integer >= 128"),
         ({"mask": ColumnMask(seqlen_q=512, seqlen_k=1024)}, PlanError, "the mask has 512 rows and 1024 columns"),
