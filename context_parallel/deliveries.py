@@ -8,14 +8,17 @@ same stages in the same order, so none waits for one that waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from context_parallel.exchanges import Exchange, Pending, Receive, Send, Stage
 from context_parallel.route import Leg, Legs, Part, Route
-from context_parallel.shards import Slots, pack, token_bytes, unpack
+from context_parallel.shards import Slots, pack, token_bytes
 from fm3_kernel.parts import sum_dtype
+
+Found = tuple[Slots, Tensor, Tensor]
+"""Where the units of a part lie, and its dk and dv."""
 
 
 class Incoming:
@@ -40,7 +43,8 @@ class Incoming:
         self._near = dict(zip(route.near_stages, exchange.start(near, route.room * token_bytes(k)), strict=True))
         self._network = dict(zip(route.far_stages, exchange.start(network) if network else [], strict=True))
         if not route.overlapped:
-            route.buffer.put(self.buffer, route.own.units, pack(k, v))
+            # The rank's own units are the first of the buffer.
+            self.buffer[: k.shape[1], 0], self.buffer[: k.shape[1], 1] = k.transpose(0, 1), v.transpose(0, 1)
 
     def hand_on(self, stage: int) -> None:
         """What the network brought in a stage, to its place here and to others of the node. Stages in order."""
@@ -81,18 +85,19 @@ class Outgoing:
     def __init__(self, route: Route, exchange: Exchange, k: Tensor) -> None:
         self._route, self._exchange = route, exchange
         self._like, self._dtype = k, sum_dtype(k.dtype)
-        self._found: tuple[Slots, Tensor] | None = None
-        self._own: Tensor | None = None
+        self._found: Found | None = None
+        self._own: tuple[Tensor, Tensor] | None = None
         #: Of the last far stage: itself, what members return, the sum so far.
         self._members: tuple[int, list[Receive], Pending, Tensor] | None = None
-        self._returned: list[tuple[int, list[tuple[Leg, Tensor]], Pending]] = []
+        #: Stage, what came back, until when; and what went out meanwhile, which must live as long.
+        self._returned: list[tuple[int, list[tuple[Leg, Tensor]], Pending, Found | None]] = []
 
     def take(self, part: Part, dk: Tensor, dv: Tensor) -> None:
-        """The gradients of a part, before the stages that it was made of are sent."""
-        self._found = part.slots, pack(dk, dv)
+        """The gradients of a part, before the stages that it was made of are sent. They become this object's own."""
+        self._found = part.slots, dk, dv
         if part.key in (0, None):
-            own = self._found[1] if part.key == 0 else part.slots.take(self._found[1], self._route.own.units)
-            self._own = own.to(self._dtype)
+            rows = self._like.shape[1]  # the rank's own units are the first of the part
+            self._own = dk[:, :rows], dv[:, :rows]
 
     def send(self, stage: int) -> None:
         """Starts the return of a stage: to its owners, or to the gateways of the node that have brought it."""
@@ -101,7 +106,7 @@ class Outgoing:
             sends, receives = self._back(route.near[stage], self._given)
             (under_way,) = self._exchange.start([Stage(sends, receives)], route.back_room[stage] * token_bytes(self._like))
             legs = list(zip(route.near[stage].sends, (one.into for one in receives), strict=True))
-            self._returned.append((stage, legs, under_way))
+            self._returned.append((stage, legs, under_way, self._found))
         self._relay()
         if stage in route.far_stages:
             sends, receives = self._back(route.on[stage], self._given)
@@ -109,16 +114,21 @@ class Outgoing:
             self._members = stage, receives, under_way, self._own_share(stage)
 
     def sums(self) -> tuple[Tensor, Tensor]:
-        """dk and dv of the rank's own rows."""
+        """dk and dv of the rank's own rows. Units that nobody else has attended to stay as they are."""
         self._relay()
-        route = self._route
-        total = self._own
-        assert total is not None
-        for _, legs, under_way in sorted(self._returned, key=lambda one: one[0]):
+        assert self._own is not None
+        (dk, dv), shared = self._own, self._route.shared
+        spans = self._route.own.spans(shared.units)
+        total = pack(dk, dv, spans).to(self._dtype)
+        for _, legs, under_way, _ in sorted(self._returned, key=lambda one: one[0]):
             under_way.wait()
             for leg, tokens in legs:
-                route.own.put(total, leg.units, tokens, add=True)
-        dk, dv = unpack(total.to(self._like.dtype))
+                shared.put(total, leg.units, tokens, add=True)
+        at = 0
+        for start, end in spans:
+            for i, own in enumerate((dk, dv)):
+                own[:, start:end] = total[at : at + end - start, i].transpose(0, 1)
+            at += end - start
         return dk.contiguous(), dv.contiguous()
 
     def _relay(self) -> None:
@@ -134,7 +144,7 @@ class Outgoing:
         sends, back = self._back(route.network[stage], lambda leg: slots.take(done, leg.units))
         (under_way,) = self._exchange.start([Stage(sends, back)])
         legs = list(zip(route.network[stage].sends, (one.into for one in back), strict=True))
-        self._returned.append((stage, legs, under_way))
+        self._returned.append((stage, legs, under_way, None))
 
     def _own_share(self, stage: int) -> Tensor:
         """Where a gateway adds up the gradients of its inbox, with its own share in it."""
@@ -142,8 +152,7 @@ class Outgoing:
         total = self._like.new_zeros(slots.shape(self._like), dtype=self._dtype)
         mine = route.attended[stage]
         if mine:
-            assert self._found is not None
-            slots.put(total, mine, self._found[0].take(self._found[1], mine))
+            slots.put(total, mine, self._packed(mine))
         return total
 
     def _back(self, legs: Legs, given: Callable[[Leg], Tensor]) -> tuple[list[Send], list[Receive]]:
@@ -156,5 +165,10 @@ class Outgoing:
         return sends, receives
 
     def _given(self, leg: Leg) -> Tensor:
+        return self._packed(leg.units)
+
+    def _packed(self, units: Sequence[int]) -> Tensor:
+        """The gradients of some units of the part that was taken last."""
         assert self._found is not None
-        return self._found[0].take(self._found[1], leg.units)
+        slots, dk, dv = self._found
+        return pack(dk, dv, slots.spans(units))

@@ -18,8 +18,20 @@ Result = tuple[Tensor, Tensor]
 """``out`` ``[B, Sq, Hq, D]`` and ``lse`` ``[B, Hq, Sq]``."""
 
 
+EXACT = 2
+"""Parts that may be put together in 16 bits: two are rounded no more often than their sum in fp32 would be."""
+
+
 class Kernel:
-    """This project's attention, by parts."""
+    """This project's attention, by parts.
+
+    Only the rows that see a part are attended from, and only they are put together: results are as large as the inputs, and
+    going over them costs as much as the exchange that the parts are there to hide.
+    """
+
+    def room(self, first: Tensor, parts: int) -> Tensor:
+        """The first part's out or dq as what the others are added to: of more than ``EXACT`` parts in the dtype of sums."""
+        return first if parts <= EXACT else first.to(sum_dtype(first.dtype))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: PreparedMask, options: dict[str, Any]) -> Result:
         """Attention to one part; ``out`` in the dtype of q."""
@@ -38,19 +50,20 @@ class Kernel:
         """The share of one part in dq, and its dk and dv; ``douts`` and ``whole`` are of all parts together."""
         return part_gradients(*douts, q, k, v, *whole, mask, **options)
 
-    def merge(self, before: Result | None, part: Result) -> Result:
-        """The result so far, and one part more; the first part as it is."""
+    def merge(self, before: Result | None, part: Result, rows: slice) -> Result:
+        """The result so far, and one part more of some rows: written over what is there. The first part is all rows."""
         if before is None:
             return part
         out, lse = before
-        return merge(out.to(sum_dtype(out.dtype)), lse, *part)
+        out[:, rows], lse[..., rows] = merge(out[:, rows].to(sum_dtype(out.dtype)), lse[..., rows], *part)
+        return before
 
-    def add(self, before: Tensor | None, share: Tensor) -> Tensor:
-        """The sum of dq so far, and one share more; the first share as it is."""
-        if before is None:
-            return share
-        total = before if before.dtype == sum_dtype(before.dtype) else before.to(sum_dtype(before.dtype))
-        return total.add_(share)
+    def total(self, shares: list[tuple[slice, Tensor]]) -> Tensor:
+        """The sum of shares of dq, each of some rows, in order; the first is of all rows, and is added to."""
+        dq = self.room(shares[0][1], len(shares))
+        for rows, share in shares[1:]:
+            dq[:, rows] += share
+        return dq
 
 
 class Idle(Kernel):
@@ -76,13 +89,17 @@ class Idle(Kernel):
         """Zeros."""
         return self._like(q), self._like(k), self._like(v)
 
-    def merge(self, before: Result | None, part: Result) -> Result:
-        """The part."""
-        return part
+    def merge(self, before: Result | None, part: Result, rows: slice) -> Result:
+        """What is there."""
+        return before or part
 
-    def add(self, before: Tensor | None, share: Tensor) -> Tensor:
-        """The share."""
-        return share
+    def total(self, shares: list[tuple[slice, Tensor]]) -> Tensor:
+        """The first share."""
+        return shares[0][1]
+
+    def room(self, first: Tensor, parts: int) -> Tensor:
+        """As it is."""
+        return first
 
     def _like(self, x: Tensor) -> Tensor:
         return self._zero(tuple(x.shape), x.dtype, x.device)

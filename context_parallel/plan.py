@@ -82,7 +82,16 @@ class Plan:
         """Columns of :meth:`units`; every unit takes ``grid.unit`` columns of the buffer, the short last one too."""
         return [self.grid.columns(unit) for unit in self.units(rank, stage)]
 
-    def local_mask(self, mask: ColumnMask, rank: int, stage: int | None = None) -> ColumnMask:
+    def seeing(self, rank: int, stage: int) -> tuple[int, int]:
+        """Which of the rank's chunks, ``[first, end)`` in its local order, see units of a stage: from the first that does to
+        the last. None of them: (0, 0)."""
+        needs = self.work.needs[self.chunks(rank)][:, self.units(rank, stage)].any(1)
+        which = np.flatnonzero(needs)
+        return (int(which[0]), int(which[-1]) + 1) if len(which) else (0, 0)
+
+    def local_mask(
+        self, mask: ColumnMask, rank: int, stage: int | None = None, chunks: tuple[int, int] | None = None
+    ) -> ColumnMask:
         """The mask of the rank's rows by the columns of its buffer, or of one stage of it.
 
         Stage 0 is the rank's own columns as they lie beside its rows, without padding.
@@ -90,11 +99,13 @@ class Plan:
         Args:
             mask: the one the plan was made for.
             rank, stage: as for :meth:`units`.
+            chunks: only the rows of these, as from :meth:`seeing`; None: all of the rank's.
         """
         self.grid.check(mask)
+        rows = self.rows(rank) if chunks is None else self.rows(rank)[slice(*chunks)]
         if stage == 0:
-            return localize(mask, self.rows(rank), self.rows(rank))
-        return localize(mask, self.rows(rank), self.columns(rank, stage), slot=self.grid.unit)
+            return localize(mask, rows, self.rows(rank))
+        return localize(mask, rows, self.columns(rank, stage), slot=self.grid.unit)
 
     def bytes_sent(self, network: bool | None = None) -> np.ndarray:
         """int64 ``[ranks, ranks]``: bytes from the rank of the row to the rank of the column.

@@ -106,7 +106,9 @@ class _Ring(torch.autograd.Function):
             if hop == 0 or (shard is not None and hops.attends[hop]):
                 keys = (k, v) if shard is None else unpack(shard)
                 found = setting.kernel.forward(q, *keys, setting.masks(hop, q.device), options)
-                result = setting.kernel.merge(result, found)
+                if result is None:
+                    found = setting.kernel.room(found[0], sum(hops.attends)), found[1]
+                result = setting.kernel.merge(result, found, slice(None))
         assert result is not None
         out, lse = result[0].to(q.dtype), result[1]
         ctx.set_materialize_grads(False)
@@ -124,7 +126,7 @@ class _Ring(torch.autograd.Function):
         exchange.begin("backward")
         dtype = sum_dtype(q.dtype)
         dout = torch.zeros_like(out) if dout is None else dout
-        dq: Tensor | None = None
+        shares: list[tuple[slice, Tensor]] = []
         own: Tensor | None = None
         home: Tensor | None = None
         before: Tensor | None = None
@@ -136,27 +138,27 @@ class _Ring(torch.autograd.Function):
                 keys = (k, v) if shard is None else unpack(shard)
                 mask = setting.masks(hop, q.device)
                 share, dk, dv = kernel.backward((dout, dlse), q, *keys, (out, lse), mask, ctx.options)
-                dq = kernel.add(dq, share)
+                # Summed as they come: all of them at once would be P times the memory.
+                total_dq = kernel.room(share, sum(hops.attends)) if hop == 0 else kernel.total([*shares, (slice(None), share)])
+                shares = [(slice(None), total_dq)]
                 part = pack(dk, dv) if hop == 0 else slots.take(pack(dk, dv), slots.units)
             if under_way is not None:
                 under_way.wait()
             if hop == 0:
-                assert part is not None
-                own = part.to(dtype)
+                own = part
                 continue
             assert own is not None
-            total = own.new_zeros((slots.tokens(slots.units), *own.shape[1:])) if hop == 1 and hops.has(1) else before
+            shape = (slots.tokens(slots.units), *own.shape[1:])
+            total = own.new_zeros(shape, dtype=dtype) if hop == 1 and hops.has(1) else before
             if part is not None and total is not None:
                 total += part
             under_way, before, arriving = _send_gradients(exchange, hops, hop, total, own)
             home = home if arriving is None else arriving
         if under_way is not None:
             under_way.wait()
-        assert dq is not None and own is not None
-        if home is not None:
-            own += home
-        dk, dv = unpack(own.to(k.dtype))
-        return dq.to(q.dtype), dk.contiguous(), dv.contiguous(), None, None
+        assert own is not None
+        dk, dv = unpack((own if home is None else home.add_(own)).to(k.dtype))
+        return shares[0][1].to(q.dtype), dk.contiguous(), dv.contiguous(), None, None
 
 
 def _send_gradients(
@@ -167,7 +169,7 @@ def _send_gradients(
     Args:
         hop: from 1 on; the rank's own shard, at hop 0, has no sum that travels.
         total: the sum so far, None without a shard.
-        own: the gradient of the rank's own shard, for its shape and dtype.
+        own: the gradient of the rank's own shard, for its shape; sums are in fp32.
 
     Returns:
         What is under way: the sum so far of the shard of ``hop + 1``, and the sum for the rank's own shard; None where none
@@ -179,10 +181,10 @@ def _send_gradients(
         sends.append(Send(hops.next if hops.hands_on(hop) else hops.owner(hop), lambda: total))
     if hops.has(hop + 1):
         slots = hops.slots[hop + 1]
-        before = exchange.empty(own, (slots.tokens(slots.units), *own.shape[1:]))
+        before = exchange.empty(own, (slots.tokens(slots.units), *own.shape[1:]), sum_dtype(own.dtype))
         receives.append(Receive(hops.previous, before))
     if hops.turns_at(hop):
-        home = exchange.empty(own, tuple(own.shape))
+        home = exchange.empty(own, own.shape, sum_dtype(own.dtype))
         receives.append(Receive((hops.rank + hop) % hops.ranks, home))
     (under_way,) = exchange.start([Stage(sends, receives)])
     return under_way, before, home

@@ -44,10 +44,11 @@ class Part:
         key: which local mask of the plan: a stage, or None for all.
         slots: where its units lie.
         first: rows of the buffer before it.
+        queries: the rank's rows that attend to it, as local rows; others see none of it.
     """
 
-    def __init__(self, key: int | None, slots: Slots, first: int) -> None:
-        self.key, self.slots = key, slots
+    def __init__(self, key: int | None, slots: Slots, first: int, queries: slice) -> None:
+        self.key, self.slots, self.queries = key, slots, queries
         self.rows = slice(first, first + slots.rows)
 
 
@@ -71,9 +72,11 @@ class Route:
         self.near_stages = range(1, plan.stages + 1)
         self.far_stages = range(plan.stages + 1, plan.last_stage + 1)
         self.own = Slots(plan, plan.units(rank, 0))
+        lengths = [end - start for start, end in plan.rows(rank)]
+        everywhere = slice(0, sum(lengths))
         mine, all_ = plan.units(rank, 0), plan.units(rank)
         self.buffer = Slots(plan, all_[len(mine) :] if overlapped else all_)
-        self.parts = self._parts(plan) if overlapped else {plan.last_stage: Part(None, self.buffer, 0)}
+        self.parts = self._parts(plan, lengths) if overlapped else {plan.last_stage: Part(None, self.buffer, 0, everywhere)}
         self.near: dict[int, Legs] = defaultdict(Legs)
         self.network: dict[int, Legs] = defaultdict(Legs)
         self.on: dict[int, Legs] = defaultdict(Legs)
@@ -83,16 +86,22 @@ class Route:
             stage: Slots(plan, [unit for leg in self.network[stage].receives for unit in leg.units])
             for stage in self.far_stages
         }
+        returned = {
+            unit for legs in (self.near, self.network) for one in legs.values() for leg in one.sends for unit in leg.units
+        }
+        #: The rank's own units whose gradients come from others too.
+        self.shared = Slots(plan, [unit for unit in self.own.units if unit in returned])
         there = set(self.buffer.units)
         self.attended = {stage: [unit for unit in slots.units if unit in there] for stage, slots in self.inbox.items()}
 
-    def _parts(self, plan: Plan) -> dict[int, Part]:
-        parts, first = {0: Part(0, self.own, 0)}, 0
+    def _parts(self, plan: Plan, lengths: list[int]) -> dict[int, Part]:
+        parts, first = {0: Part(0, self.own, 0, slice(0, sum(lengths)))}, 0
         for stage in self.stages[1:]:
-            units = plan.units(self.rank, stage)
-            if units:
-                parts[stage] = Part(stage, Slots(plan, units), first)
-                first += parts[stage].slots.rows
+            slots = Slots(plan, plan.units(self.rank, stage))
+            start, end = plan.seeing(self.rank, stage)
+            if slots.units:
+                parts[stage] = Part(stage, slots, first, slice(sum(lengths[:start]), sum(lengths[:end])))
+            first += slots.rows
         return parts
 
     def _share_out(self, plan: Plan) -> tuple[int, dict[int, int]]:

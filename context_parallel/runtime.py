@@ -28,7 +28,7 @@ from context_parallel.plan import Plan
 from context_parallel.ring import Ring
 from context_parallel.rows import Rows
 from context_parallel.strategies import find_strategy, plan_of, stages_of
-from context_parallel.ulysses import Ulysses, heads_of
+from context_parallel.ulysses import Ulysses
 from context_parallel.ways import Setting, Way
 from fm3_kernel import FM3Error, PreparedMask, flashmask_attention, prepare_mask
 from fm3_kernel.checks import check_mask_heads, check_tensors, check_types
@@ -268,15 +268,10 @@ class ContextParallel(Rows):
         """The mask of a part, prepared once for all layers. See :class:`context_parallel.ways.Setting`."""
         key = (part, device)
         if key not in self._masks:
-            self._masks[key] = prepare_mask(upload(self._local_mask(part), device))
+            # One rank has the whole in its own order: the mask as it is, so that the result has the same bits.
+            local = self.mask if self.ranks == 1 else self.way.local_mask(part)
+            self._masks[key] = prepare_mask(upload(local, device))
         return self._masks[key]
-
-    def _local_mask(self, part: int | str | None) -> ColumnMask:
-        if self.ranks == 1:
-            return self.mask  # one rank has the whole in its own order: the same bits
-        if isinstance(part, str):
-            return heads_of(self.mask, self.rank, self.ranks)
-        return self.plan.local_mask(self.mask, self.rank, part)
 
     # -- what it costs -------------------------------------------------------------------------------------------
 

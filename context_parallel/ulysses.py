@@ -47,6 +47,10 @@ class Ulysses(Way):
         found: Result = _Swapped.apply(q, k, v, self, options)
         return found
 
+    def local_mask(self, part: int | str | None) -> ColumnMask:
+        """Of all rows and columns, the rank's heads."""
+        return heads_of(self.setting.mask, self.setting.group.rank, self.setting.plan.ranks)
+
     def parts(self) -> list[int | str | None]:
         """All rows and columns of the rank's heads."""
         return ["heads"]

@@ -63,6 +63,11 @@ class Way(ABC):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Result:
         """The rank's rows of the result; differentiable, a collective."""
 
+    def local_mask(self, part: int | str | None) -> ColumnMask:
+        """The mask of a part that it attends to: the rank's rows by the units of a stage, or of all (None)."""
+        assert not isinstance(part, str)
+        return self.setting.plan.local_mask(self.setting.mask, self.setting.group.rank, part)
+
     @abstractmethod
     def parts(self) -> list[int | str | None]:
         """The keys of ``Setting.masks`` that it will ask for."""
