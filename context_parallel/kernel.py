@@ -55,7 +55,7 @@ class Kernel:
         if before is None:
             return part
         out, lse = before
-        out[:, rows], lse[..., rows] = merge(out[:, rows].to(sum_dtype(out.dtype)), lse[..., rows], *part)
+        out[:, rows], lse[..., rows] = merge(out[:, rows], lse[..., rows], *part)
         return before
 
     def total(self, shares: list[tuple[slice, Tensor]]) -> Tensor:

@@ -105,14 +105,15 @@ class Route:
         return parts
 
     def _share_out(self, plan: Plan) -> tuple[int, dict[int, int]]:
-        lengths = plan.grid.unit_lengths().tolist()
+        unit, last = plan.grid.unit, plan.grid.units - 1
+        missing = plan.grid.units * unit - plan.grid.seqlen
         sent: dict[int, int] = defaultdict(int)
         returned: dict[tuple[int, int], int] = defaultdict(int)
         for one in plan.transfers:
             near = not one.network and one.stage in self.near_stages
             at, back_at = (sent[one.source], returned[one.stage, one.target]) if near else (0, 0)
             if near:
-                tokens = sum(lengths[unit] for unit in one.units)
+                tokens = len(one.units) * unit - (missing if one.units[-1] == last else 0)
                 sent[one.source] += tokens
                 returned[one.stage, one.target] += tokens
             self._note(one, near, at, back_at)

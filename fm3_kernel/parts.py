@@ -23,7 +23,7 @@ def merge(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor) -> tup
     """The result over the keys of both parts, which share no key.
 
     Args:
-        out, other_out: ``[B, Sq, Hq, D]``; ``out`` in the dtype of sums, ``other_out`` in any.
+        out, other_out: ``[B, Sq, Hq, D]``, in any dtype.
         lse, other_lse: ``[B, Hq, Sq]``, natural logarithms; -inf where a row saw no key of the part, and its out is 0 there.
 
     Returns:
@@ -33,7 +33,8 @@ def merge(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor) -> tup
     # A row without a key so far has -inf here; 0 instead keeps -inf - (-inf) out of the exponent.
     base = both.masked_fill(both == -torch.inf, 0)
     first, second = (torch.exp(part - base).transpose(1, 2).unsqueeze(-1) for part in (lse, other_lse))
-    return out * first + other_out.to(out.dtype) * second, both
+    # Both products promote by themselves: a copy of either in the dtype of sums would be gone over once more.
+    return torch.addcmul(out * first, other_out, second), both
 
 
 def part_gradients(

@@ -126,6 +126,20 @@ def test_stages_are_masks_of_their_own() -> None:
         assert max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_that_see_a_stage_see_all_that_is_seen_of_it(family: str) -> None:
+    """Chunks outside see nothing of it, the first and the last inside see something."""
+    mask = family_mask(family, 2500)
+    plan = make_plan(mask, 4, bytes_per_token=1, ranks_per_node=2, stages=2)
+    for rank in range(4):
+        for stage in range(plan.last_stage + 1):
+            first, end = plan.seeing(rank, stage)
+            inside = plan.local_mask(mask, rank, stage, (first, end))
+            assert torch.equal(visible_pairs(inside), visible_pairs(plan.local_mask(mask, rank, stage)))
+            for edge in {first, end - 1} if end > first else ():
+                assert int(visible_pairs(plan.local_mask(mask, rank, stage, (edge, edge + 1))).sum()) > 0
+
+
 def test_the_first_messages_do_not_all_come_from_one_rank() -> None:
     """Every rank of a full mask begins with its neighbour."""
     plan = make_plan(ColumnMask(seqlen_q=4096, seqlen_k=4096), 4, bytes_per_token=1, stages=3, unit=128)
