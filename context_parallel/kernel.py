@@ -108,4 +108,5 @@ class Idle(Kernel):
         key = (shape, dtype, device)
         if key not in self._zeros:
             self._zeros[key] = torch.zeros(shape, dtype=dtype, device=device)
-        return self._zeros[key].detach()  # an alias: autograd writes a history on what it is given
+        # An alias with a history and a count of writes of its own: gradients are added to in place, and a result is saved.
+        return self._zeros[key].data

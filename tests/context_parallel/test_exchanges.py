@@ -175,6 +175,24 @@ def test_exchange_and_computation_apart(tmp_path: Path) -> None:
     run_ranks(halves, 3, tmp_path)
 
 
+def backward_again(rank: int) -> None:
+    """As the halves are timed: one graph, its backward pass again and again, and out as large as the gradients."""
+    world = dist.get_world_size()
+    mask, tensors = family_mask("causal_document", 600), inputs(600, heads=world, kv_heads=world)
+    for strategy in CARRIED:
+        cp = ContextParallel(None, mask, strategy=strategy)
+        for half in (cp.without_exchange(), cp.without_compute()):
+            leaves = [cp.shard(x).detach().requires_grad_() for x in tensors[:3]]
+            out = half.attention(*leaves)
+            for _ in range(3):
+                found = torch.autograd.grad(out, leaves, torch.ones_like(out), retain_graph=True)
+            assert all(x.isfinite().all() for x in found), strategy
+
+
+def test_a_half_can_be_timed(tmp_path: Path) -> None:
+    run_ranks(backward_again, 2, tmp_path)
+
+
 # -- copies between GPUs, without GPUs -------------------------------------------------------------------------------------
 
 
