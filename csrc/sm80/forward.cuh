@@ -1,0 +1,313 @@
+// The forward kernel of FlashMask as its first paper has it, for compute capability 8.0 and up.
+//
+// A block takes one row tile of a head and goes through the column tiles that it sees, four warps with rows of their own. Keys
+// and values take turns in a ring of buffers: while the products of one are under way, the copies of the next ones are.
+#pragma once
+
+#include <cmath>
+
+#include "../sm90/fragments.cuh"
+#include "../sm90/softmax.cuh"
+#include "../sm90/tiles.cuh"
+#include "hidden_words.cuh"
+#include "tile_copy.cuh"
+#include "tile_list.cuh"
+
+namespace fm3::sm80 {
+
+template <int kHeadDim>
+struct Forward {
+    static constexpr int kD = kHeadDim;
+    static constexpr int kM = kD <= 128 ? 128 : 64;
+    static constexpr int kN = kD <= 128 ? 64 : 32;
+    static constexpr int kWarps = 4, kThreads = 32 * kWarps;
+    static constexpr int kWarpRows = kM / kWarps, kSubtiles = kWarpRows / 16;
+    static constexpr int kRing = 2;                      // buffers of keys and values
+    static constexpr int kBlocks = kD == 64 ? 3 : 2;     // a multiprocessor
+    static constexpr int kRowTiles = kBlock / kM;        // of a row tile of the prepared order
+
+    template <typename T>
+    struct __align__(1024) Shared {
+        T q[kM * kD];
+        T ring[kRing][kN * kD];
+        TileVectors<kN> vectors[2];
+        uint32_t words[kWarps][kN];
+        TileList list;
+        const T* heads[2];     // row 0 of the keys and of the values; here, since registers are scarce
+        int64_t vectors_from;  // where the mask's vectors begin
+    };
+};
+
+// Online softmax of kRows rows a thread, a row on a quad of lanes. As in ../sm90/softmax.cuh the base that exponents are taken
+// from need only be near a row's maximum: it moves, and what was summed shrinks, when the maximum has outgrown it.
+template <int kRows>
+struct RowSoftmax {
+    static constexpr float kSlack = 8.f;  // powers of 2 above the base: P in fp16 stays far from its largest number
+    float base[kRows], sum[kRows];        // raw scores; this thread's part
+
+    __device__ __forceinline__ RowSoftmax() {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) base[r] = -INFINITY, sum[r] = 0.f;
+    }
+
+    // Scores to probabilities in place, rows 2i and 2i+1 being those of s[i]; `out` in the same order follows the base.
+    template <int kSubtiles, int kScores, int kOut>
+    __device__ __forceinline__ void add(float (&s)[kSubtiles][kScores], float (&out)[kSubtiles][kOut], float scale_log2, float slack) {
+        static_assert(kRows == 2 * kSubtiles);
+        float high[kRows];
+        bool risen = false;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            const float(&row)[kScores] = s[r / 2];
+            const int h = r % 2 * 2;
+            high[r] = fmaxf(row[h], row[h + 1]);
+#pragma unroll
+            for (int j = 4; j < kScores; j += 4) high[r] = fmaxf(high[r], fmaxf(row[j + h], row[j + h + 1]));
+            high[r] = fmaxf(high[r], __shfl_xor_sync(~0u, high[r], 2));
+            high[r] = fmaxf(high[r], __shfl_xor_sync(~0u, high[r], 1));
+            risen |= high[r] > base[r] + slack;
+        }
+        if (__any_sync(~0u, risen)) {
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
+                const float top = fmaxf(base[r], high[r]);
+                // Both products rounded the same way: a base that stays fades by exactly 1. No column seen so far: by 0.
+                const float fade = base[r] == -INFINITY ? 0.f : exp2_fast(__fmul_rn(base[r], scale_log2) - __fmul_rn(top, scale_log2));
+                base[r] = top;
+                sum[r] *= fade;
+#pragma unroll
+                for (int j = 0; j < kOut; j += 4) {
+                    out[r / 2][j + r % 2 * 2] *= fade;
+                    out[r / 2][j + r % 2 * 2 + 1] *= fade;
+                }
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            // A row without a column so far: 0 instead of -inf keeps (-inf) - (-inf) out of the exponents.
+            const float shift = base[r] == -INFINITY ? 0.f : base[r] * scale_log2;
+            float part[2] = {};
+#pragma unroll
+            for (int j = r % 2 * 2; j < kScores; j += 4) {
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    float& x = s[r / 2][j + e];
+                    x = exp2_fast(fmaf(x, scale_log2, -shift));
+                    part[e] += x;
+                }
+            }
+            sum[r] += part[0] + part[1];
+        }
+    }
+};
+
+template <typename F, typename T>
+struct ForwardBlock {
+    static constexpr int kD = F::kD, kM = F::kM, kN = F::kN, kSubtiles = F::kSubtiles;
+    static constexpr uint32_t kPitch = kD * sizeof(T), kTileBytes = kN * kPitch;
+    using Shared = typename F::template Shared<T>;
+
+    const Fm3ForwardArgs& args;
+    Shared& shared;
+    const WorkItem work;  // its row tile counted in tiles of kM
+    const int r0;
+    uint32_t query, key, value;  // where this lane's rows of operands begin, in the first buffer of the ring
+    int listed_from;             // column tile
+    ListLength length;           // of the list
+
+    RowSoftmax<2 * kSubtiles> softmax;
+    float out[kSubtiles][kD / 2];
+
+    __device__ __forceinline__ ForwardBlock(const Fm3ForwardArgs& args, Shared& shared, const WorkItem& work)
+        : args(args), shared(shared), work(work), r0(work.row_tile * kM) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        const auto at = [](const T* tile, int row, int unit) {
+            return ptx::shared_address(tile) + uint32_t(sizeof(T)) * place_of_unit<kD>(row, unit);
+        };
+        query = at(shared.q, warp * F::kWarpRows + row_of_lane_rows_first(lane), unit_of_lane_rows_first(lane));
+        key = at(shared.ring[0], row_of_lane_columns_first(lane), unit_of_lane_columns_first(lane));
+        value = at(shared.ring[0], row_of_lane_rows_first(lane), unit_of_lane_rows_first(lane));
+#pragma unroll
+        for (int i = 0; i < kSubtiles; ++i) {
+#pragma unroll
+            for (int j = 0; j < kD / 2; ++j) out[i][j] = 0.f;
+        }
+    }
+
+    __device__ __forceinline__ int column_tile(int step) const { return listed_from + shared.list.tiles[step]; }
+
+    // Buffer of the keys (which = 0) or values (1) of a step.
+    static __device__ __forceinline__ uint32_t buffer(int step, int which) {
+        if constexpr (F::kRing % 2 == 0) return uint32_t(step % (F::kRing / 2) * 2 + which) * kTileBytes;
+        return uint32_t((2 * step + which) % F::kRing) * kTileBytes;
+    }
+
+    // Starts the copy of the tile that is `ahead` turns behind the keys (which = 0) or values (1) of a step.
+    __device__ __forceinline__ void ask(int step, int which, int ahead) {
+        const int turn = which + ahead, of = step + turn / 2;
+        if (of < length.all) {
+            const int first = column_tile(of) * kN;
+            const int64_t stride = turn % 2 == 0 ? args.k_strides[1] : args.v_strides[1];
+            copy_tile<kN, kD, F::kThreads>(ptx::shared_address(shared.ring) + buffer(of, turn % 2), shared.heads[turn % 2], stride, first,
+                                           args.mask.columns);
+            if (turn % 2 == 0 && of < length.partial && args.mask.lts != nullptr) {
+                copy_vectors<kN, F::kThreads>(shared.vectors[of % 2], args.mask, shared.vectors_from, first);
+            }
+        }
+        ptx::copy_commit();
+    }
+
+    // The tile of this turn has landed for everybody, and nobody needs the one before: its buffer is filled anew.
+    __device__ __forceinline__ void turn(int step, int which) {
+        ptx::copy_wait<F::kRing - 2>();
+        __syncthreads();
+        ask(step, which, F::kRing - 1);
+    }
+
+    __device__ __forceinline__ void multiply_keys(int step, float (&s)[kSubtiles][kN / 2]) {
+        const uint32_t queries = ptx::opaque(query), keys = ptx::opaque(key) + buffer(step, 0);
+#pragma unroll
+        for (int k = 0; k < kD / 16; ++k) {
+            uint32_t a[kSubtiles][4];
+#pragma unroll
+            for (int i = 0; i < kSubtiles; ++i) ptx::load_block(a[i], address_across(queries, k) + i * 16 * kPitch);
+#pragma unroll
+            for (int j = 0; j < kN / 16; ++j) {
+                uint32_t b[4];
+                ptx::load_block(b, address_across(keys, k) + j * 16 * kPitch);
+#pragma unroll
+                for (int i = 0; i < kSubtiles; ++i) {
+                    ptx::mma(&s[i][8 * j], a[i], b[0], b[1], T{});
+                    ptx::mma(&s[i][8 * j + 4], a[i], b[2], b[3], T{});
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void multiply_values(int step, const float (&p)[kSubtiles][kN / 2]) {
+        const uint32_t values = ptx::opaque(value) + buffer(step, 1);
+        uint32_t a[kSubtiles][kN / 16][4];
+#pragma unroll
+        for (int i = 0; i < kSubtiles; ++i) pack<T>(p[i], a[i]);
+#pragma unroll
+        for (int k = 0; k < kN / 16; ++k) {
+#pragma unroll
+            for (int j = 0; j < kD / 16; ++j) {
+                uint32_t b[4];
+                ptx::load_block_transposed(b, address_across(values, j) + k * 16 * kPitch);
+#pragma unroll
+                for (int i = 0; i < kSubtiles; ++i) {
+                    ptx::mma(&out[i][8 * j], a[i][k], b[0], b[1], T{});
+                    ptx::mma(&out[i][8 * j + 4], a[i][k], b[2], b[3], T{});
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void hide(int step, float (&s)[kSubtiles][kN / 2]) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        uint32_t(&words)[kN] = shared.words[warp];
+        make_words<kN>(words, shared.vectors[step % 2], args.mask, column_tile(step) * kN, r0 + warp * F::kWarpRows);
+#pragma unroll
+        for (int j = 0; j < kN / 8; ++j) {
+            const uint2 two = reinterpret_cast<const uint2*>(words)[4 * j + lane % 4];
+            const uint32_t hidden[2] = {two.x >> (lane / 4), two.y >> (lane / 4)};
+#pragma unroll
+            for (int i = 0; i < kSubtiles; ++i) {
+#pragma unroll
+                for (int x = 0; x < 4; ++x) {
+                    if (hidden[x % 2] >> (16 * i + 8 * (x / 2)) & 1) s[i][4 * j + x] = -INFINITY;
+                }
+            }
+        }
+    }
+
+    template <bool kPartial>
+    __device__ __forceinline__ void step(int step, float scale_log2, float slack) {
+        float s[kSubtiles][kN / 2] = {};
+        turn(step, 0);
+        multiply_keys(step, s);
+        turn(step, 1);
+        if constexpr (kPartial) hide(step, s);
+        softmax.add(s, out, scale_log2, slack);
+        multiply_values(step, s);
+    }
+
+    __device__ __forceinline__ void run() {
+        constexpr float kLog2E = 1.4426950408889634f;
+        const float scale_log2 = args.scale * kLog2E, slack = softmax.kSlack / scale_log2;
+        const T* head = static_cast<const T*>(args.q) + work.item * args.q_strides[0] + work.head * args.q_strides[2];
+        copy_tile<kM, kD, F::kThreads>(ptx::shared_address(shared.q), head, args.q_strides[1], r0, args.mask.rows);
+        ptx::copy_commit();
+        for (TileVectors<kN>& vectors : shared.vectors) set_absent<kN, F::kThreads>(vectors, args.mask);
+
+        if (threadIdx.x == 0) {
+            const int kv_head = work.head / (args.heads / args.kv_heads);
+            shared.heads[0] = static_cast<const T*>(args.k) + work.item * args.k_strides[0] + kv_head * args.k_strides[2];
+            shared.heads[1] = static_cast<const T*>(args.v) + work.item * args.v_strides[0] + kv_head * args.v_strides[2];
+            shared.vectors_from = work.item * args.mask.vector_strides[0] + mask_head(args, work) * args.mask.vector_strides[1];
+        }
+        const int column_tiles = ceil_div(args.mask.columns, kN);
+#pragma unroll 1
+        for (listed_from = 0; listed_from < column_tiles; listed_from += kListed) {
+            const TileSearch<kN> search(args.mask, work.item, mask_head(args, work), r0, min(r0 + kM, args.mask.rows));
+            length = search.template write<F::kThreads>(shared.list, listed_from);
+            if (length.all == 0) continue;
+#pragma unroll
+            for (int i = 0; i < F::kRing - 1; ++i) ask(0, 0, i);
+            int at = 0;
+#pragma unroll 1
+            for (; at < length.partial; ++at) step<true>(at, scale_log2, slack);
+#pragma unroll 1
+            for (; at < length.all; ++at) step<false>(at, scale_log2, slack);
+        }
+        finish(scale_log2);
+    }
+
+    // Every warp brings its rows through the buffer of its queries, for stores of whole rows.
+    __device__ __forceinline__ void finish(float scale_log2) {
+        constexpr float kLn2 = 0.6931471805599453f;
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, top = warp * F::kWarpRows;
+        ptx::copy_wait<0>();
+        __syncthreads();  // without a step, copies of queries may have been under way
+        float* lse = args.lse + (int64_t(work.item) * args.heads + work.head) * args.mask.rows;
+#pragma unroll
+        for (int r = 0; r < 2 * kSubtiles; ++r) {
+            const int row = top + r * 8 + lane / 4;
+            const float sum = quad_sum(softmax.sum[r]), factor = sum == 0.f ? 0.f : 1.f / sum;
+            if (lane % 4 == 0 && r0 + row < args.mask.rows) {
+                lse[r0 + row] = sum == 0.f ? -INFINITY : fmaf(softmax.base[r], scale_log2, log2f(sum)) * kLn2;
+            }
+#pragma unroll
+            for (int j = 0; j < kD / 8; ++j) {
+                const float* x = &out[r / 2][4 * j + r % 2 * 2];
+                const uint32_t two = ptx::packed(x[0] * factor, x[1] * factor, T{});
+                reinterpret_cast<uint32_t*>(shared.q + place_of_unit<kD>(row, j))[lane % 4] = two;
+            }
+        }
+        __syncwarp();
+        T* to = static_cast<T*>(args.out) + work.item * args.out_strides[0] + work.head * args.out_strides[2];
+        constexpr int kUnits = kD / 8, kAtOnce = 32 / kUnits;
+#pragma unroll
+        for (int i = 0; i < F::kWarpRows / kAtOnce; ++i) {
+            const int row = top + i * kAtOnce + lane / kUnits, unit = lane % kUnits;
+            if (r0 + row >= args.mask.rows) break;
+            *reinterpret_cast<uint4*>(to + int64_t(r0 + row) * args.out_strides[1] + unit * 8) =
+                *reinterpret_cast<const uint4*>(shared.q + place_of_unit<kD>(row, unit));
+        }
+    }
+};
+
+// One block a row tile of a head, in the order of `decode` (../sm90/tiles.cuh).
+template <int kHeadDim, typename T>
+__global__ void __launch_bounds__(Forward<kHeadDim>::kThreads, Forward<kHeadDim>::kBlocks)
+    forward(const __grid_constant__ Fm3ForwardArgs args) {
+    using F = Forward<kHeadDim>;
+    extern __shared__ __align__(1024) unsigned char memory[];
+    WorkItem work = decode(args, blockIdx.x / F::kRowTiles, ceil_div(args.mask.rows, kBlock));
+    work.row_tile = (work.row_tile + 1) * F::kRowTiles - 1 - blockIdx.x % F::kRowTiles;
+    if (work.row_tile * F::kM >= args.mask.rows) return;
+    ForwardBlock<F, T>(args, *reinterpret_cast<typename F::template Shared<T>*>(memory), work).run();
+}
+
+}  // namespace fm3::sm80
