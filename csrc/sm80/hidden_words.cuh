@@ -31,19 +31,24 @@ struct TileVectors {
 // What stands for vectors that a mask does not have, and is not overwritten.
 template <int kN, int kThreads>
 __device__ __forceinline__ void set_absent(TileVectors<kN>& to, const Fm3Mask& mask) {
-    for (int i = threadIdx.x; i < 4 * kN; i += kThreads) to.values[0][i] = i / kN == 1 && mask.lts != nullptr ? mask.rows : 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        if (threadIdx.x < kN) to.values[i][threadIdx.x] = i == 1 && mask.lts != nullptr ? mask.rows : 0;
+    }
 }
 
 // Part of the thread's current group of copies. `base`: where the vectors of the batch item and mask head begin.
 template <int kN, int kThreads>
 __device__ __forceinline__ void copy_vectors(TileVectors<kN>& to, const Fm3Mask& mask, int64_t base, int first) {
-    const int* const vectors[4] = {mask.lts, mask.lte, mask.uts, mask.ute};
+    constexpr int kAtOnce = kThreads / kN;  // vectors
+    static_assert(kAtOnce == 2 || kAtOnce == 4);
+    const int column = threadIdx.x % kN;
+    const int64_t from = base + (first + column) * mask.vector_strides[2];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        if (vectors[i] == nullptr) continue;
-        for (int c = threadIdx.x; c < kN; c += kThreads) {
-            if (first + c < mask.columns) ptx::copy4(&to.values[i][c], vectors[i] + base + (first + c) * mask.vector_strides[2]);
-        }
+    for (int i = 0; i < 4; i += kAtOnce) {
+        const int which = i + int(threadIdx.x) / kN;
+        const int* vector = which < 2 ? (which == 0 ? mask.lts : mask.lte) : which == 2 ? mask.uts : mask.ute;
+        if (vector != nullptr && first + column < mask.columns) ptx::copy4(&to.values[which][column], vector + from);
     }
 }
 

@@ -9,7 +9,9 @@
 namespace fm3::ptx {
 
 // The same number, of which the compiler knows nothing: what follows from it is not kept in registers from step to step.
-__device__ __forceinline__ uint32_t opaque(uint32_t x) {
+template <typename Integer>
+__device__ __forceinline__ Integer opaque(Integer x) {
+    static_assert(sizeof(Integer) == 4);
     asm volatile("" : "+r"(x));
     return x;
 }

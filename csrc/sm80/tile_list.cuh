@@ -5,18 +5,19 @@
 #pragma once
 
 #include "../sm90/prepared.cuh"
+#include "ptx.cuh"
 
 namespace fm3::sm80 {
 
 constexpr int kListed = 1024;
 
 struct TileList {
-    unsigned short tiles[kListed];  // counted from the first one that was looked at
+    int partial, all;               // how many tiles
+    int first;                      // tile that was looked at
+    unsigned short tiles[kListed];  // counted from there
     int counts[32];                 // of every 32 tiles looked at: partial ones, and full ones times 2^16
-};
 
-struct ListLength {
-    int partial, all;
+    __device__ __forceinline__ int tile(int at) const { return first + tiles[at]; }
 };
 
 // Of rows [r0, r1) of a batch item and mask head, against column tiles of kN columns, which lie in one half of a block.
@@ -29,7 +30,7 @@ struct TileSearch {
 
     __device__ __forceinline__ TileSearch(const Fm3Mask& mask, int item, int mask_head, int r0, int r1)
         : mask(mask), bounds(nullptr), block_row(nullptr), r0(r0), r1(r1) {
-        const int blocks = ceil_div(mask.columns, kBlock);
+        const int blocks = ceil_div(ptx::opaque(mask.columns), kBlock);
         if (mask.bounds != nullptr) {
             bounds = reinterpret_cast<const int4*>(mask.bounds) + prepared_index(mask, item, mask_head) * blocks * 6;
         }
@@ -55,13 +56,14 @@ struct TileSearch {
 
     // Lists the live ones among tiles [first, first + kListed). By all kThreads threads, which meet before and after.
     template <int kThreads>
-    __device__ __forceinline__ ListLength write(TileList& list, int first) const {
+    __device__ __forceinline__ void write(TileList& list, int first) const {
         constexpr int kRounds = kListed / kThreads, kWarps = kThreads / 32;
         static_assert(kRounds * kWarps == 32, "a lane sums up the count of each");
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        const int rounds = min(kRounds, ceil_div(ceil_div(mask.columns, kN) - first, kThreads));
+        const int rounds = min(kRounds, ceil_div(ceil_div(ptx::opaque(mask.columns), kN) - first, kThreads));
         __syncthreads();  // the last list has been read
         if (threadIdx.x < 32) list.counts[lane] = 0;
+        if (threadIdx.x == 0) list.first = first;
         __syncthreads();
         unsigned kinds = 0;  // two bits a round
 #pragma unroll 1
@@ -89,8 +91,8 @@ struct TileSearch {
             if (kind == kPartial) list.tiles[(from & 0xFFFF) + __popc(partial & below)] = tile;
             if (kind == kFull) list.tiles[partials + (from >> 16) + __popc(full & below)] = tile;
         }
+        if (threadIdx.x == 0) list.partial = partials, list.all = partials + (total >> 16);
         __syncthreads();
-        return {partials, partials + (total >> 16)};
     }
 };
 
