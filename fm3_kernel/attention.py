@@ -25,7 +25,7 @@ from fm3_kernel.operators import attention_forward, is_watched
 from fm3_kernel.prepare import PreparedMask
 from masks.column_mask import ColumnMask
 
-Implementation = Literal["auto", "hopper", "reference"]
+Implementation = Literal["auto", "hopper", "ampere", "reference"]
 IMPLEMENTATIONS = get_args(Implementation)
 
 
@@ -95,7 +95,8 @@ def flashmask_attention(
             the flag is for backward kernels that are faster without.
         implementation: ``auto``: the kernel of the GPU at hand, which refuses what it cannot take; on other devices the
             reference. ``reference``: plain PyTorch, for any device, dtype and head dim, far slower on a GPU. ``hopper``:
-            the kernel for GPUs of compute capability 9.0, or an error.
+            the kernel for GPUs of compute capability 9.0, or an error. ``ampere``: the one of the first FlashMask paper, for
+            8.0 and later, or an error.
         return_lse: return the log-sum-exp too.
 
     Returns:

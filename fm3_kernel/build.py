@@ -16,16 +16,31 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
+from masks.spelling import allowed_names
+
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
-INSTANCES = CSRC / "sm90" / "instances"
+INSTANCES = (CSRC / "sm80" / "instances", CSRC / "sm90" / "instances")
+
+_HOPPER = ("-gencode=arch=compute_90a,code=sm_90a",)
+# Machine code for 8.0 runs on all of 8.x. Later GPUs compile the PTX when they load it, once a machine.
+_AMPERE = ("-gencode=arch=compute_80,code=[sm_80,compute_80]",)
+ARCHITECTURES = {
+    # 9.0 beside it: there these kernels are measured as a competitor, which is not to depend on what a driver compiles.
+    "sm80": (*_AMPERE, "-gencode=arch=compute_90,code=sm_90"),
+    "sm90": _HOPPER,
+}
+"""What the instances of a folder of ``csrc/`` are compiled for."""
+
+EVERYWHERE = ("backward_rows", "prepare")
+"""Instances without an instruction of one generation, which the kernels of all of them need."""
 
 FLAGS = (
-    "-gencode=arch=compute_90a,code=sm_90a",
     "-std=c++17",
     "-O3",
     "--use_fast_math",
@@ -71,7 +86,24 @@ class Built:
 
 def instances() -> list[str]:
     """Names of everything that can be built."""
-    return sorted(path.stem for path in INSTANCES.glob("*.cu"))
+    return sorted(path.stem for folder in INSTANCES for path in folder.glob("*.cu"))
+
+
+def source_of(name: str) -> Path:
+    """The file of an instance.
+
+    Raises:
+        BuildError: there is none of this name.
+    """
+    for folder in INSTANCES:
+        if (source := folder / f"{name}.cu").is_file():
+            return source
+    raise BuildError(f"no kernel instance {name!r}; {allowed_names(name, instances())}")
+
+
+def architectures(name: str) -> tuple[str, ...]:
+    """nvcc's flags that say for which GPUs an instance is compiled."""
+    return (*_HOPPER, *_AMPERE) if name in EVERYWHERE else ARCHITECTURES[source_of(name).parent.parent.name]
 
 
 def cache_folder() -> Path:
@@ -115,7 +147,7 @@ def _nvcc_version(nvcc: Path) -> str:
 
 def sources(name: str) -> list[Path]:
     """Files that an instance is made of: its own, and what it includes of ``csrc/``, directly or not."""
-    found, todo = set(), [INSTANCES / f"{name}.cu"]
+    found, todo = set(), [source_of(name)]
     while todo:
         path = todo.pop()
         if path not in found:
@@ -126,7 +158,7 @@ def sources(name: str) -> list[Path]:
 
 def source_hash(name: str, nvcc: Path) -> str:
     """Hash of an instance's sources, the flags and the compiler: 16 hex digits."""
-    state = hashlib.sha256(f"{FLAGS} {_nvcc_version(nvcc)}".encode())
+    state = hashlib.sha256(f"{architectures(name)} {FLAGS} {_nvcc_version(nvcc)}".encode())
     for path in sources(name):
         state.update(path.relative_to(CSRC).as_posix().encode() + path.read_bytes())
     return state.hexdigest()[:16]
@@ -138,9 +170,7 @@ def build(name: str) -> Built:
     Raises:
         BuildError: an unknown name, no compiler, a compile error, or a kernel that fails the gate.
     """
-    source = INSTANCES / f"{name}.cu"
-    if not source.is_file():
-        raise BuildError(f"no kernel instance {name!r}; allowed: {', '.join(instances())}")
+    source = source_of(name)
     nvcc = find_nvcc()
     stem = f"{name}-{source_hash(name, nvcc)}"
     table = cache_folder() / f"{stem}.json"
@@ -150,7 +180,7 @@ def build(name: str) -> Built:
         check_resources(name, log, resources)
         table.write_text(json.dumps([asdict(entry) for entry in resources], indent=1) + "\n")
 
-    library = compiled_once(name, stem, [nvcc, *FLAGS, source], gate)
+    library = compiled_once(name, stem, [nvcc, *architectures(name), *FLAGS, source], gate)
     return Built(name, library, tuple(Resources(**entry) for entry in json.loads(table.read_text())))
 
 
@@ -225,10 +255,11 @@ def check_resources(name: str, log: str, resources: list[Resources]) -> None:
 
 
 def main() -> int:
-    """Build everything, print the table."""
+    """Build everything, as many at a time as there are cores, print the table."""
     try:
-        for name in instances():
-            built = build(name)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            finished = list(pool.map(build, instances()))
+        for name, built in zip(instances(), finished, strict=True):
             print(f"{name}: {built.library.name}")
             for r in built.resources:
                 print(f"  {r.registers:4d} registers {r.shared:6d} B shared {r.spill_stores:4d} B spilled  {r.kernel[:80]}")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fm3_kernel import hopper, hopper_backward, hopper_forward, reference
+from fm3_kernel import ampere, hopper, hopper_backward, hopper_forward, reference
 from masks.column_mask import ColumnMask
 
 _MASK = "Tensor? lts, Tensor? lte, Tensor? uts, Tensor? ute, Tensor? block_mask, Tensor? bounds, Tensor? order, bool causal"
@@ -33,8 +33,13 @@ def _mask(q: Tensor, k: Tensor, tensors: tuple[OptionalTensor, ...], causal: boo
     return ColumnMask(lts, lte, uts, ute, block_mask, causal, seqlen_q=q.shape[1], seqlen_k=k.shape[1])
 
 
-def _is_on_hopper(q: Tensor, implementation: str) -> bool:
-    return implementation == "hopper" or (implementation == "auto" and q.is_cuda and hopper.is_hopper(q.device))
+def implementation_of(q: Tensor, asked: str) -> str:
+    """Which implementation computes: the one asked for, or for ``auto`` the kernel of q's GPU, where there is one."""
+    if asked != "auto":
+        return asked
+    if q.is_cuda and hopper.is_hopper(q.device):
+        return "hopper"
+    return "ampere" if q.is_cuda and ampere.runs_on(q.device) else "reference"
 
 
 def _forward(
@@ -57,12 +62,14 @@ def _forward(
     call: object = None,
 ) -> tuple[Tensor, Tensor]:
     # Every forward implementation is deterministic, so the flag has nothing to choose here.
-    if _is_on_hopper(q, implementation):
+    chosen = implementation_of(q, implementation)
+    if chosen != "reference":
         if preparation is None and bounds is not None and order is not None:
             preparation = hopper.Preparation(bounds, order)
-        return hopper_forward.forward(
-            q, k, v, hopper.MaskTensors(lts, lte, uts, ute, block_mask, causal), scale, preparation, call
-        )
+        tensors = hopper.MaskTensors(lts, lte, uts, ute, block_mask, causal)
+        if chosen == "ampere":
+            return ampere.forward(q, k, v, tensors, scale, preparation)
+        return hopper_forward.forward(q, k, v, tensors, scale, preparation, call)
     return reference.forward(q, k, v, _mask(q, k, (lts, lte, uts, ute, block_mask), causal), scale)
 
 
@@ -89,8 +96,10 @@ def _backward(
     need_k: bool,
     need_v: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if _is_on_hopper(q, implementation):
-        found = hopper_backward.backward(
+    chosen = implementation_of(q, implementation)
+    if chosen != "reference":
+        kernel = ampere.backward if chosen == "ampere" else hopper_backward.backward
+        found = kernel(
             *(dout, dlse, q, k, v, out, lse),
             hopper.MaskTensors(lts, lte, uts, ute, block_mask, causal),
             scale,
@@ -185,9 +194,13 @@ def attention_forward(
         call: equal for calls of equal sizes, strides, dtypes and devices, so that what follows from those is found again; None
             for a call of its own.
     """
+    needed = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    # Refused here rather than after the forward pass; a compiled call meets the same refusal in its backward pass.
+    if needed and not torch.compiler.is_compiling() and implementation_of(q, rest[-1]) == "ampere":
+        ampere.check_gradients(q.shape[3])
     if watched:
         out, lse = torch.ops.fm3.attention_forward(q, k, v, *rest)
-    elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    elif needed:
         out, lse = Attention.apply(q, k, v, rest, {"preparation": preparation, "call": call})
     else:
         out, lse = _forward(q, k, v, *rest, preparation=preparation, call=call)

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fm3_kernel.ampere import runs_on
 from fm3_kernel.checks import FM3Error
-from fm3_kernel.hopper import MaskTensors, Preparation, capture_id, is_hopper
-from fm3_kernel.hopper import prepare as prepare_on_hopper
+from fm3_kernel.hopper import MaskTensors, Preparation, capture_id
+from fm3_kernel.hopper import prepare as prepare_on_gpu
 from masks.column_mask import ColumnMask
 
 
@@ -83,8 +84,8 @@ def prepare_mask(mask: ColumnMask) -> PreparedMask:
     tensors = tuple(mask.tensors().values())
     on_gpu = mask.device.type == "cuda"
     counted = not any(x.is_inference() for x in tensors)
-    needed = on_gpu and is_hopper(mask.device) and mask.lts is not None and mask.seqlen_k > 0 and counted
-    preparation = prepare_on_hopper(MaskTensors.of(mask), mask.seqlen_q) if needed else None
+    needed = on_gpu and runs_on(mask.device) and mask.lts is not None and mask.seqlen_k > 0 and counted
+    preparation = prepare_on_gpu(MaskTensors.of(mask), mask.seqlen_q) if needed else None
     return PreparedMask(
         mask, tensors, preparation, _states(tensors) if counted else (), capture_id(mask.device) if needed else 0
     )

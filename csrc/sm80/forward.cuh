@@ -23,7 +23,7 @@ struct Forward {
     static constexpr int kWarps = 4, kThreads = 32 * kWarps;
     static constexpr int kWarpRows = kM / kWarps, kSubtiles = kWarpRows / 16;
     static constexpr int kRing = 2;                      // buffers of keys and values
-    static constexpr int kBlocks = kD == 64 ? 3 : 2;     // a multiprocessor
+    static constexpr int kBlocks = 2;                    // a multiprocessor
     static constexpr int kRowTiles = kBlock / kM;        // of a row tile of the prepared order
 
     template <typename T>

@@ -7,6 +7,7 @@ from harness.backends.dense import Dense
 from harness.backends.flash_attn_2 import FlashAttn2
 from harness.backends.flash_attn_3 import FlashAttn3
 from harness.backends.flash_attn_4 import FlashAttn4
+from harness.backends.flashmask import FlashMask
 from harness.backends.flashmask_3 import FlashMask3
 from harness.backends.flex import Flex, FlexFlash
 from harness.backends.fm3 import Fm3
@@ -20,6 +21,7 @@ BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
         Fm3(),
+        FlashMask(),
         Reference(),
         Dense(),
         SdpaFlash(),

@@ -60,7 +60,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"q": zeros(2, 6, 3, 4)}, FM3Error, "q has 3 heads, k and v have 2"),
     ({"q": zeros(2, 6, 0, 4)}, FM3Error, "q has 0 heads, k and v have 2"),
     ({"k": zeros(2, 8, 0, 4), "v": zeros(2, 8, 0, 4)}, FM3Error, "q has 4 heads, k and v have 0"),
-    ({"implementation": "fast"}, FM3Error, "implementation is 'fast'; allowed: auto, hopper, reference"),
+    ({"implementation": "fast"}, FM3Error, "implementation is 'fast'; allowed: auto, hopper, ampere, reference"),
     (
         {"implementation": "hopper"},
         FM3Error,

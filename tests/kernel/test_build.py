@@ -76,8 +76,8 @@ def test_cuda_home_comes_before_path(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_an_unknown_instance_is_named() -> None:
-    with pytest.raises(BuildError, match=r"'forwards'; allowed: .*gemm_check"):
-        build("forwards")
+    with pytest.raises(BuildError, match=r"'forward_d12'; allowed: .*gemm_check.*did you mean 'forward_d128'"):
+        build("forward_d12")
 
 
 @needs_nvcc
@@ -91,11 +91,11 @@ def test_every_instance_builds_and_passes_the_gate(name: str) -> None:
 @needs_nvcc
 def test_the_cache_follows_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     csrc = tmp_path / "csrc"
-    source = csrc / "instances" / "tiny.cu"
+    source = csrc / "sm80" / "instances" / "tiny.cu"
     source.parent.mkdir(parents=True)
     source.write_text('extern "C" __global__ void tiny(int* x) { *x = 1; }\n')
     monkeypatch.setattr(building, "CSRC", csrc)
-    monkeypatch.setattr(building, "INSTANCES", source.parent)
+    monkeypatch.setattr(building, "INSTANCES", (source.parent,))
     monkeypatch.setenv("FM3_CACHE", str(tmp_path / "cache"))
     first = build("tiny")
     stamp = os.stat(first.library).st_mtime_ns
@@ -136,18 +136,19 @@ def test_an_instance_is_made_of_what_it_includes() -> None:
 def test_the_hash_of_an_instance_follows_its_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nvcc = Path("nvcc")
     monkeypatch.setattr(building, "_nvcc_version", lambda nvcc: "1")
+    folder = tmp_path / "sm80" / "instances"
     monkeypatch.setattr(building, "CSRC", tmp_path)
-    monkeypatch.setattr(building, "INSTANCES", tmp_path)
+    monkeypatch.setattr(building, "INSTANCES", (folder,))
     for name, text in (
         ("a.cu", '#include "a.h"\n'),
         ("b.cu", ""),
         ("a.h", '#include <cuda.h>\n#include "sub/c.h"\n'),
         ("sub/c.h", "1"),
     ):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
     before = [building.source_hash(name, nvcc) for name in "ab"]
-    (tmp_path / "sub/c.h").write_text("2")
+    (folder / "sub/c.h").write_text("2")
     after = [building.source_hash(name, nvcc) for name in "ab"]
     assert before[0] != after[0]
     assert before[1] == after[1]
