@@ -339,7 +339,8 @@ __global__ void __launch_bounds__(F::kThreads, 1) backward(const __grid_constant
 template <typename F, typename T>
 __global__ void __launch_bounds__(F::kThreads) convert(const __grid_constant__ Fm3BackwardArgs args) {
     constexpr int kD = F::kD, kM = F::kM;
-    __shared__ __align__(1024) T rows[kM * kD];
+    extern __shared__ __align__(1024) unsigned char memory[];
+    T* rows = reinterpret_cast<T*>(memory);
     const int tiles = ceil_div(args.mask.rows, kM), tile = blockIdx.x % tiles, of = blockIdx.x / tiles;
     const int64_t row = int64_t(of) * ceil_div(args.mask.rows, kRowPadding) * kRowPadding + int64_t(tile) * kM;
     const float* from = args.dq_sums + row * kD + threadIdx.x;

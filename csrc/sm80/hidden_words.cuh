@@ -9,17 +9,10 @@
 
 namespace fm3::sm80 {
 
-// The lowest x bits: none for x <= 0, all for x >= 32.
-__device__ __forceinline__ uint32_t lowest_bits(int x) {
-    uint32_t mask;
-    asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(mask) : "r"(max(x, 0)));
-    return mask;
-}
-
 // The hidden ones of the 32 rows from `row` on.
 __device__ __forceinline__ uint32_t hidden_word(const HiddenRows& x, int row) {
     const Interval &a = x.lower, &b = x.upper;
-    return (lowest_bits(a.end - row) & ~lowest_bits(a.start - row)) | (lowest_bits(b.end - row) & ~lowest_bits(b.start - row));
+    return (ptx::lowest_bits(a.end - row) & ~ptx::lowest_bits(a.start - row)) | (ptx::lowest_bits(b.end - row) & ~ptx::lowest_bits(b.start - row));
 }
 
 // Vectors of the columns of a tile, as given: lts, lte, uts, ute.

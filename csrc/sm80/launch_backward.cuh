@@ -15,7 +15,7 @@ cudaError_t launch_tiles(const Fm3BackwardArgs& args, cudaStream_t stream) {
     const int64_t tiles = int64_t(ceil_div(args.mask.rows, F::kM)) * args.heads * args.batch;
     if (blocks > INT32_MAX || tiles > INT32_MAX) return cudaErrorInvalidConfiguration;
     kernel<<<unsigned(blocks), F::kThreads, kBytes, stream>>>(args);
-    convert<F, T><<<unsigned(tiles), F::kThreads, 0, stream>>>(args);
+    convert<F, T><<<unsigned(tiles), F::kThreads, F::kM * F::kD * sizeof(T), stream>>>(args);
     return cudaGetLastError();
 }
 

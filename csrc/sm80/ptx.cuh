@@ -1,4 +1,4 @@
-// The instructions of this folder that the Hopper kernels have no use for (PTX ISA, "ldmatrix", "cp.async", "red").
+// The instructions of this folder that the Hopper kernels have no use for (PTX ISA, "ldmatrix", "cp.async", "bmsk").
 //
 // By addresses in shared memory rather than pointers, so that distances known at compile time become part of the instruction.
 #pragma once
@@ -30,6 +30,13 @@ __device__ __forceinline__ void load_block_transposed(uint32_t (&x)[4], uint32_t
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "r"(row)
                  : "memory");
+}
+
+// The lowest x bits: none for x <= 0, all for x >= 32.
+__device__ __forceinline__ uint32_t lowest_bits(int x) {
+    uint32_t mask;
+    asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(mask) : "r"(max(x, 0)));
+    return mask;
 }
 
 // 16 bytes past the L1 cache, or 16 zeros without reading anything.

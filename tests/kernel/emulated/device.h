@@ -1,0 +1,244 @@
+// A block of CUDA threads on a CPU: every thread a fiber, every collective a place where fibers meet.
+//
+// Just enough for csrc/sm80, whose own code runs on it; only the headers with instructions have others in their place, beside
+// this one. Warps advance in random order, each as far as it gets alone, and copies land as early or as late as they may: what
+// is missing a barrier or a wait comes out wrong. Included before everything else.
+#pragma once
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+using std::max;
+using std::min;
+
+namespace fm3::sm80 {
+
+alignas(1024) unsigned char memory[1 << 18];  // what kernels declare as shared memory
+
+}  // namespace fm3::sm80
+
+namespace device {
+
+struct Index {
+    unsigned x;
+};
+
+struct Copy {
+    void* to;
+    const void* from;
+    int bytes, zeros;
+
+    void land() const {
+        if (bytes > 0) std::memcpy(to, from, bytes);
+        std::memset(static_cast<char*>(to) + bytes, 0, zeros);
+    }
+};
+
+// Where `count` threads meet; the last one to come may do something for all.
+struct Meeting {
+    int arrived = 0;
+    unsigned generation = 0;
+};
+
+struct Thread {
+    ucontext_t start;
+    jmp_buf state;
+    std::unique_ptr<char[]> stack;
+    bool begun = false, ended = false, at_barrier = false;
+    std::vector<std::vector<Copy>> groups;  // committed
+    std::vector<Copy> group;
+};
+
+struct Warp {
+    Meeting meeting;
+    uint64_t values[2][32];
+    const void* operands[2][32][3];
+};
+
+inline std::vector<Thread> threads;
+inline std::vector<Warp> warps;
+inline Meeting block;
+inline unsigned current, block_index;
+inline bool late;  // copies land when they are waited for, not when they are begun
+inline jmp_buf scheduler;
+inline std::function<void()> kernel;
+inline std::mt19937 chance;
+inline unsigned char (&shared)[1 << 18] = fm3::sm80::memory;
+
+inline Thread& me() { return threads[current]; }
+inline Warp& my_warp() { return warps[current / 32]; }
+
+inline void yield() {
+    if (_setjmp(me().state) == 0) _longjmp(scheduler, 1);
+}
+
+template <typename Last>
+void meet(Meeting& meeting, int count, Last last) {
+    const unsigned generation = meeting.generation;
+    if (++meeting.arrived == count) {
+        last();
+        meeting.arrived = 0;
+        ++meeting.generation;
+    } else {
+        while (meeting.generation == generation) yield();
+    }
+}
+
+// What every lane has given, by lane. Two sets in turn: nobody is two collectives ahead of anybody.
+template <typename T>
+const uint64_t* gathered(T value) {
+    Warp& warp = my_warp();
+    uint64_t* values = warp.values[warp.meeting.generation % 2];
+    static_assert(sizeof(T) <= 8);
+    std::memcpy(values + current % 32, &value, sizeof(T));
+    meet(warp.meeting, 32, [] {});
+    return values;
+}
+
+template <typename T>
+T of_lane(const uint64_t* values, unsigned lane) {
+    T value;
+    std::memcpy(&value, values + lane, sizeof(T));
+    return value;
+}
+
+inline void begin_thread() {
+    kernel();
+    me().ended = true;
+    _longjmp(scheduler, 1);
+}
+
+inline void resume(unsigned thread) {
+    current = thread;
+    if (_setjmp(scheduler) != 0) return;
+    if (!me().begun) {
+        me().begun = true;
+        setcontext(&me().start);
+    }
+    _longjmp(me().state, 1);
+}
+
+// Runs a kernel of one-dimensional blocks, one block after the other.
+inline void launch(unsigned blocks, unsigned count, const std::function<void()>& body) {
+    kernel = body;
+    for (block_index = 0; block_index < blocks; ++block_index) {
+        threads = std::vector<Thread>(count);
+        warps = std::vector<Warp>(count / 32);
+        block = {};
+        std::memset(shared, 0xFF, sizeof(shared));  // NaN
+        for (Thread& thread : threads) {
+            constexpr size_t kStack = 1 << 16;
+            thread.stack.reset(new char[kStack]);
+            getcontext(&thread.start);
+            thread.start.uc_stack.ss_sp = thread.stack.get();
+            thread.start.uc_stack.ss_size = kStack;
+            thread.start.uc_link = nullptr;
+            makecontext(&thread.start, begin_thread, 0);
+        }
+        std::vector<unsigned> running(count / 32);
+        for (unsigned i = 0; i < running.size(); ++i) running[i] = i;
+        while (!running.empty()) {
+            const size_t at = chance() % running.size();
+            const unsigned warp = running[at];
+            // As far as it gets: until all of its threads wait for the block, or have ended.
+            for (bool waits = false; !waits;) {
+                waits = true;
+                for (unsigned lane = 0; lane < 32; ++lane) {
+                    Thread& thread = threads[warp * 32 + lane];
+                    if (thread.ended) continue;
+                    resume(warp * 32 + lane);
+                    waits &= thread.ended || thread.at_barrier;
+                }
+            }
+            bool ended = true;
+            for (unsigned lane = 0; lane < 32; ++lane) ended &= threads[warp * 32 + lane].ended;
+            if (ended) running.erase(running.begin() + at);
+        }
+    }
+}
+
+}  // namespace device
+
+#undef __shared__
+#undef __grid_constant__
+#undef __launch_bounds__
+#undef __global__
+#define __shared__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __global__ static
+#define threadIdx (device::Index{device::current})
+#define blockIdx (device::Index{device::block_index})
+#define gridDim (device::Index{1})
+
+inline void __syncthreads() {
+    device::me().at_barrier = true;
+    device::meet(device::block, int(device::threads.size()), [] {});
+    device::me().at_barrier = false;
+}
+
+inline void __syncwarp() {
+    device::gathered(0);
+}
+
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int lanes) {
+    const unsigned lane = device::current % 32;
+    return device::of_lane<T>(device::gathered(value), lane ^ lanes);
+}
+
+template <typename T>
+T __shfl_up_sync(unsigned, T value, unsigned lanes) {
+    const unsigned lane = device::current % 32;
+    return device::of_lane<T>(device::gathered(value), lane < lanes ? lane : lane - lanes);
+}
+
+template <typename T>
+T __shfl_sync(unsigned, T value, int lane) {
+    return device::of_lane<T>(device::gathered(value), unsigned(lane) % 32);
+}
+
+inline unsigned __ballot_sync(unsigned, bool value) {
+    const uint64_t* values = device::gathered(value);
+    unsigned bits = 0;
+    for (int lane = 0; lane < 32; ++lane) bits |= unsigned(device::of_lane<bool>(values, lane)) << lane;
+    return bits;
+}
+
+inline bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
+inline bool __all_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) == ~0u; }
+
+template <typename T>
+T __ldg(const T* x) { return *x; }
+template <typename T>
+T __ldcg(const T* x) { return *x; }
+template <typename T>
+T __ldcs(const T* x) { return *x; }
+
+template <typename T>
+T atomicAdd(T* to, T value) {
+    const T before = *to;
+    *to += value;
+    return before;
+}
+
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline int __float2int_rn(float x) { return std::isfinite(x) ? int(std::nearbyint(x)) : 0; }
+inline float __int_as_float(int x) { float y; std::memcpy(&y, &x, 4); return y; }
+inline int __float_as_int(float x) { int y; std::memcpy(&y, &x, 4); return y; }
+inline size_t __cvta_generic_to_shared(const void* pointer) { return size_t(static_cast<const unsigned char*>(pointer) - device::shared); }
