@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from c_side import counters_are_zero
@@ -24,6 +27,7 @@ def compare(
     scale: float | None = None,
     dlse: bool = False,
     deterministic: bool = False,
+    passes: tuple[Callable[..., Any], Callable[..., Any]] = (hopper_forward.forward, hopper_backward.backward),
 ) -> None:
     """All three gradients against the reference in fp32, each by its own size; twice, and twice nearly the same."""
     generator = torch.Generator("cuda").manual_seed(0)
@@ -35,9 +39,10 @@ def compare(
     q, dout = draw(mask.seqlen_q, heads), draw(mask.seqlen_q, heads)
     k, v = draw(mask.seqlen_k, kv_heads), draw(mask.seqlen_k, kv_heads)
     tensors = hopper.MaskTensors.of(mask)
-    out, lse = hopper_forward.forward(q, k, v, tensors, factor)
+    forward, backward = passes
+    out, lse = forward(q, k, v, tensors, factor)
     grad_lse = torch.randn(lse.shape, generator=generator, device="cuda") if dlse else None
-    found = hopper_backward.backward(dout, grad_lse, q, k, v, out, lse, tensors, factor, deterministic=deterministic)
+    found = backward(dout, grad_lse, q, k, v, out, lse, tensors, factor, deterministic=deterministic)
     exact_out, exact_lse = reference.forward(q.float(), k.float(), v.float(), mask, factor)
     expected = reference.backward(dout.float(), grad_lse, q.float(), k.float(), v.float(), exact_out, exact_lse, mask, factor)
     for name, mine, exact in zip(("dq", "dk", "dv"), found, expected, strict=True):

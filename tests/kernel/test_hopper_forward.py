@@ -7,6 +7,7 @@ import torch
 from c_side import counters_are_zero
 
 from fm3_kernel import flashmask_attention, hopper, prepare_mask, reference
+from fm3_kernel.attention import Implementation
 from masks.column_mask import ColumnMask
 from masks.documents import documents_from_lengths
 from masks.families import FAMILIES, build_mask
@@ -21,6 +22,7 @@ def compare(
     dtype: torch.dtype,
     scale: float,
     rise: float = 0.0,
+    implementation: Implementation = "auto",
 ) -> None:
     """The kernel against the reference in fp32. ``rise``: by how much the scores grow along a row, before the scale."""
     generator = torch.Generator("cuda").manual_seed(0)
@@ -32,12 +34,13 @@ def compare(
     if rise:
         q[..., 0] = 8
         k[..., 0] = (torch.linspace(0, rise / 8, mask.seqlen_k, device="cuda")[None, :, None]).to(dtype)
-    out, lse = flashmask_attention(q, k, v, mask, scale=scale, return_lse=True)
+    out, lse = flashmask_attention(q, k, v, mask, scale=scale, implementation=implementation, return_lse=True)
     exact, exact_lse = reference.forward(q.float(), k.float(), v.float(), mask, scale)
     torch.testing.assert_close(lse, exact_lse, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(out.float(), exact, rtol=0, atol=2e-2 if dtype == torch.bfloat16 else 4e-3)
     assert bool((out[(exact_lse == -torch.inf).transpose(1, 2)] == 0).all())
-    again, lse_again = flashmask_attention(q, k, v, prepare_mask(mask), scale=scale, return_lse=True)
+    prepared = prepare_mask(mask)
+    again, lse_again = flashmask_attention(q, k, v, prepared, scale=scale, implementation=implementation, return_lse=True)
     assert torch.equal(out, again)
     assert torch.equal(lse, lse_again)
     assert counters_are_zero()
