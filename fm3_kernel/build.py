@@ -27,20 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 INSTANCES = (CSRC / "sm80" / "instances", CSRC / "sm90" / "instances")
 
-_HOPPER = ("-gencode=arch=compute_90a,code=sm_90a",)
-# Machine code for 8.0 runs on all of 8.x. Later GPUs compile the PTX when they load it, once a machine.
-_AMPERE = ("-gencode=arch=compute_80,code=[sm_80,compute_80]",)
-ARCHITECTURES = {
-    # 9.0 beside it: there these kernels are measured as a competitor, which is not to depend on what a driver compiles.
-    "sm80": (*_AMPERE, "-gencode=arch=compute_90,code=sm_90"),
-    "sm90": _HOPPER,
-}
-"""What the instances of a folder of ``csrc/`` are compiled for."""
-
-EVERYWHERE = ("backward_rows", "prepare")
-"""Instances without an instruction of one generation, which the kernels of all of them need."""
-
 FLAGS = (
+    "-gencode=arch=compute_90a,code=sm_90a",
     "-std=c++17",
     "-O3",
     "--use_fast_math",
@@ -50,6 +38,15 @@ FLAGS = (
     "-Xcompiler=-fPIC,-fvisibility=hidden",
     "-Xptxas=-v,--warn-on-spills",
 )
+"""Of the Hopper kernels; :func:`flags` has those of any instance."""
+
+# Machine code for 8.0 runs on all of 8.x. Later GPUs compile the PTX when they first load it.
+_AMPERE_AND_LATER = "-gencode=arch=compute_80,code=[sm_80,compute_80]"
+# Beside it: there these kernels are a competitor, whose speed is not to depend on what a driver makes of the PTX.
+_AS_COMPETITOR = "-gencode=arch=compute_90,code=sm_90"
+
+EVERYWHERE = ("backward_rows", "prepare")
+"""Instances without an instruction of one generation, which the kernels of all of them need."""
 
 # Each of these in ptxas' output means that the kernel runs, right and slow.
 _SLOW = re.compile(r"Potential Performance Loss|setmaxnreg.*ignored|\bC75\d\d\b|\bC7602\b", re.IGNORECASE)
@@ -101,9 +98,15 @@ def source_of(name: str) -> Path:
     raise BuildError(f"no kernel instance {name!r}; {allowed_names(name, instances())}")
 
 
-def architectures(name: str) -> tuple[str, ...]:
-    """nvcc's flags that say for which GPUs an instance is compiled."""
-    return (*_HOPPER, *_AMPERE) if name in EVERYWHERE else ARCHITECTURES[source_of(name).parent.parent.name]
+def flags(name: str) -> tuple[str, ...]:
+    """nvcc's flags for an instance; its folder says for which GPUs it is compiled.
+
+    Raises:
+        BuildError: there is none of this name.
+    """
+    if name in EVERYWHERE:
+        return (*FLAGS, _AMPERE_AND_LATER)
+    return (_AMPERE_AND_LATER, _AS_COMPETITOR, *FLAGS[1:]) if source_of(name).parent.parent.name == "sm80" else FLAGS
 
 
 def cache_folder() -> Path:
@@ -158,7 +161,7 @@ def sources(name: str) -> list[Path]:
 
 def source_hash(name: str, nvcc: Path) -> str:
     """Hash of an instance's sources, the flags and the compiler: 16 hex digits."""
-    state = hashlib.sha256(f"{architectures(name)} {FLAGS} {_nvcc_version(nvcc)}".encode())
+    state = hashlib.sha256(f"{flags(name)} {_nvcc_version(nvcc)}".encode())
     for path in sources(name):
         state.update(path.relative_to(CSRC).as_posix().encode() + path.read_bytes())
     return state.hexdigest()[:16]
@@ -180,7 +183,7 @@ def build(name: str) -> Built:
         check_resources(name, log, resources)
         table.write_text(json.dumps([asdict(entry) for entry in resources], indent=1) + "\n")
 
-    library = compiled_once(name, stem, [nvcc, *architectures(name), *FLAGS, source], gate)
+    library = compiled_once(name, stem, [nvcc, *flags(name), source], gate)
     return Built(name, library, tuple(Resources(**entry) for entry in json.loads(table.read_text())))
 
 

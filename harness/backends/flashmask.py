@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fm3_kernel import ampere, flashmask_attention, prepare_mask
-from fm3_kernel.build import BuildError, build, sources
+from fm3_kernel.build import BuildError, build, flags, sources
 from harness.backends.base import Attend, Availability, Backend, torch_version
+from harness.backends.package import deterministic
 from harness.cases import Problem
 from harness.inputs import DTYPES
-from harness.provenance import ROOT
+from harness.provenance import ROOT, hash_files
 from masks.column_mask import ColumnMask
 
 
@@ -25,10 +27,15 @@ class FlashMask(Backend):
     def sources_of(self, pass_: str) -> list[Path]:
         """What the kernels of the pass are made of and launched with; nothing of the way to the launch."""
         names = ["prepare", *(f"ampere_forward_d{dim}" for dim in ampere.HEAD_DIMS)]
-        python = ["fm3_kernel/ampere.py", "fm3_kernel/build.py", "fm3_kernel/hopper.py", "masks/column_mask.py"]
+        python = ["fm3_kernel/ampere.py", "fm3_kernel/hopper.py", "fm3_kernel/hopper_forward.py"]
         if pass_ != "forward":
             names += ["backward_rows", *(f"ampere_backward_d{dim}" for dim in ampere.BACKWARD_HEAD_DIMS)]
         return [path for name in names for path in sources(name)] + [ROOT / name for name in python]
+
+    def source_hash(self, device: str, pass_: str) -> str:
+        """Of the sources and of the flags they are compiled with."""
+        salt = f"{self.name} {self.probe(device).version} {flags('prepare')} {flags('ampere_forward_d64')}"
+        return hash_files(self.sources_of(pass_), salt=salt)
 
     def probe(self, device: str) -> Availability:
         """A GPU from Ampere on, and the kernels built or a compiler to build them."""
@@ -55,4 +62,9 @@ class FlashMask(Backend):
     def prepare(self, problem: Problem, mask: ColumnMask) -> Attend:
         """Bounds and order of the mask."""
         prepared = prepare_mask(mask)
-        return lambda q, k, v: flashmask_attention(q, k, v, prepared, implementation="ampere", return_lse=True)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            exact = deterministic()
+            return flashmask_attention(q, k, v, prepared, deterministic=exact, implementation="ampere", return_lse=True)
+
+        return attend

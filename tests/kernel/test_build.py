@@ -125,6 +125,17 @@ def test_a_cache_that_cannot_be_written_and_a_compiler_that_does_not_run(
         build("prepare")
 
 
+def test_an_instance_is_compiled_for_the_gpus_that_it_is_for() -> None:
+    """The kernels for Ampere keep their PTX for GPUs to come; a Hopper kernel runs on nothing else; both need some."""
+    for name in instances():
+        for_hopper = "-gencode=arch=compute_90a,code=sm_90a" in building.flags(name)
+        for_later = any("code=[sm_80,compute_80]" in flag for flag in building.flags(name))
+        assert for_hopper == (not name.startswith("ampere_"))
+        assert for_later == (name.startswith("ampere_") or name in building.EVERYWHERE)
+        assert set(building.flags(name)) >= set(building.FLAGS[1:])
+    assert set(building.EVERYWHERE) <= set(instances())
+
+
 def test_an_instance_is_made_of_what_it_includes() -> None:
     """Headers of headers among them, and of nothing else: the forward pass does not change with the backward pass."""
     forward = {path.name for path in building.sources("forward_d128")}
