@@ -59,16 +59,16 @@ struct BackwardBlock {
     static constexpr uint32_t kPitch = kD * sizeof(T), kScorePitch = F::kScorePitch * sizeof(T);
     static constexpr uint32_t kStage = kM * kPitch, kScoreStage = kN * kScorePitch;
     using Shared = typename F::template Shared<T>;
-    static constexpr uint32_t kToValues = offsetof(Shared, v) - offsetof(Shared, k), kToDout = offsetof(Shared, dout) - offsetof(Shared, q);
+    static constexpr uint32_t kToValues = offsetof(Shared, v) - offsetof(Shared, k), kToQueries = offsetof(Shared, q) - offsetof(Shared, k);
+    static constexpr uint32_t kToDout = offsetof(Shared, dout) - offsetof(Shared, q);
 
     const Fm3BackwardArgs& args;
     Shared& shared;
     // Where this lane's rows of operands begin. Few, since registers are scarce; what lies at a fixed distance is found from them.
     uint32_t key;            // A of scores: the warp's rows of k
     uint32_t query;          // B of scores, as stored
-    uint32_t query_of_sums;  // B of sums over queries, transposed
+    uint32_t query_of_sums;  // B of sums over queries, transposed; those of keys for dQ lie alike
     uint32_t score;          // A of dQ, transposed
-    uint32_t key_of_sums;    // B of dQ, transposed
 
     float dk[kD / 2] = {}, dv[kD / 2] = {};
 
@@ -84,7 +84,6 @@ struct BackwardBlock {
         query_of_sums = at(shared.q[0], down, right);
         score = ptx::shared_address(shared.ds[0]) + uint32_t(sizeof(T)) * place_of_unit<F::kScorePitch>(second_down, second_right);
         score = address_across(score, warp % F::kRowWarps * 2);
-        key_of_sums = address_across(at(shared.k, down, right), warp / F::kRowWarps * (F::kSumColumns / 16));
     }
 
     __device__ __forceinline__ int group() const { return args.heads / args.kv_heads; }
@@ -219,21 +218,17 @@ struct BackwardBlock {
             for (int x = 0; x < 8; ++x) s[8 * i + x] = exp2_fast(fmaf(s[8 * i + x], scale_log2, -of[x / 4 * 2 + x % 2]));
         }
         multiply_rows(dp, ptx::opaque(key) + kToValues, ptx::opaque(query) + kToDout + stage * kStage);
-        pack<T>(s, p);
+        T* rows = shared.ds[stage];
 #pragma unroll
         for (int i = 0; i < kM / 16; ++i) {
             const float4 delta = reinterpret_cast<const float4*>(shared.delta[stage])[4 * i + lane % 4];
             const float of[4] = {delta.x, delta.y, delta.z, delta.w};
 #pragma unroll
-            for (int x = 0; x < 8; ++x) s[8 * i + x] *= dp[8 * i + x] - of[x / 4 * 2 + x % 2];
-        }
-        pack<T>(s, ds);
-#pragma unroll
-        for (int i = 0; i < kM / 16; ++i) {
-#pragma unroll
-            for (int x = 0; x < 4; ++x) {
-                const int row = 16 * warp + lane / 4 + x % 2 * 8, unit = 2 * i + x / 2;
-                reinterpret_cast<uint32_t*>(shared.ds[stage] + place_of_unit<F::kScorePitch>(row, unit))[lane % 4] = ds[i][x];
+            for (int x = 0; x < 4; ++x) {  // two queries of one key
+                const int at = 8 * i + 2 * x, query = x / 2 * 2, row = 16 * warp + lane / 4 + x % 2 * 8, unit = 2 * i + x / 2;
+                p[i][x] = ptx::packed(s[at], s[at + 1], T{});
+                ds[i][x] = ptx::packed(s[at] * (dp[at] - of[query]), s[at + 1] * (dp[at + 1] - of[query + 1]), T{});
+                reinterpret_cast<uint32_t*>(rows + place_of_unit<F::kScorePitch>(row, unit))[lane % 4] = ds[i][x];
             }
         }
     }
@@ -241,7 +236,8 @@ struct BackwardBlock {
     // dQ of a tile from the dS of all warps, added to the sums.
     __device__ __forceinline__ void add_dq(const QueryTile& at, int stage) {
         float dq[2][F::kSums / 2] = {};
-        const uint32_t scores = ptx::opaque(score) + stage * kScoreStage, keys = ptx::opaque(key_of_sums);
+        const uint32_t scores = ptx::opaque(score) + stage * kScoreStage, warp = threadIdx.x / 32;
+        const uint32_t keys = address_across(ptx::opaque(query_of_sums) - kToQueries, warp / F::kRowWarps * (F::kSumColumns / 16));
 #pragma unroll
         for (int k = 0; k < kN / 16; ++k) {
             uint32_t a[2][4];
