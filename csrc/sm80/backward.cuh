@@ -1,9 +1,9 @@
 // The backward kernel of FlashMask as its first paper has it, for compute capability 8.0 and up.
 //
 // A block takes one column tile of a KV head and goes through the query tiles that it meets, in all query heads of the KV head,
-// and adds up dK and dV in registers. Scores are computed transposed, keys by queries: P and dS then are A operands as they
-// stand. Only dS goes through shared memory, for dQ, which sums over the keys of all warps. A step computes the dQ of the step
-// before, so that its warps meet once.
+// and adds up dK and dV in registers. A step has two halves, with all warps meeting before each: scores, P and dS, which every
+// warp computes for 32 queries and a part of the keys and leaves in shared memory; then the three sums, for which every warp
+// takes what it needs of them.
 #pragma once
 
 #include <cmath>
@@ -14,6 +14,7 @@
 #include "../sm90/row_runs.cuh"
 #include "../sm90/softmax.cuh"
 #include "hidden_words.cuh"
+#include "product.cuh"
 #include "tile_copy.cuh"
 
 namespace fm3::sm80 {
@@ -27,21 +28,23 @@ template <int kHeadDim, int kKeys, int kQueries>
 struct Backward {
     static constexpr int kD = kHeadDim, kN = kKeys, kM = kQueries;
     static constexpr int kWarps = kN / 16, kThreads = 32 * kWarps;
-    // dQ of a query tile: 32 rows a warp, and of the columns what remains.
-    static constexpr int kRowWarps = kM / 32, kSumColumns = kD / (kWarps / kRowWarps), kSums = kSumColumns;
-    static constexpr int kScorePitch = 64;
-    static_assert(kM <= kScorePitch && kM % 32 == 0 && kSumColumns % 16 == 0);
+    // Scores: 32 queries a warp, and of the keys what remains. dQ likewise, with columns in the place of keys.
+    static constexpr int kRowWarps = kM / 32, kWarpKeys = kN / (kWarps / kRowWarps);
+    static constexpr int kSumColumns = kD / (kWarps / kRowWarps), kSums = kSumColumns;
+    // dK and dV: 32 keys a warp, and of the columns what remains.
+    static constexpr int kKeyWarps = kN / 32, kKeyColumns = kD / (kWarps / kKeyWarps);
+    static_assert(kM % 32 == 0 && kWarpKeys % 16 == 0 && kWarpKeys <= 32 && kSumColumns % 16 == 0 && kKeyColumns % 16 == 0);
     static_assert(kSums * kThreads == kM * kD);
 
     template <typename T>
     struct __align__(1024) Shared {
         T k[kN * kD], v[kN * kD];
         T q[2][kM * kD], dout[2][kM * kD];
-        T ds[2][kN * kScorePitch];  // keys by queries
+        T p[kM * kN], ds[kM * kN];  // queries by keys
         float lse2[2][kM], delta[2][kM];
         int item, kv_head, column_tile;
-        RowRuns<kM> runs;    // of the first thread
-        QueryTile tiles[4];  // of a step, the two behind it and the one before
+        RowRuns<kM> runs;    // of the first warp
+        QueryTile tiles[4];  // of a step and the two behind it
     };
 
     // Row and column of a thread's sums of dQ, which lie in memory as [kSums][kThreads].
@@ -56,21 +59,25 @@ struct Backward {
 template <typename F, typename T>
 struct BackwardBlock {
     static constexpr int kD = F::kD, kM = F::kM, kN = F::kN;
-    static constexpr uint32_t kPitch = kD * sizeof(T), kScorePitch = F::kScorePitch * sizeof(T);
-    static constexpr uint32_t kStage = kM * kPitch, kScoreStage = kN * kScorePitch;
+    static constexpr uint32_t kPitch = kD * sizeof(T), kScorePitch = kN * sizeof(T), kStage = kM * kPitch;
     using Shared = typename F::template Shared<T>;
-    static constexpr uint32_t kToValues = offsetof(Shared, v) - offsetof(Shared, k), kToQueries = offsetof(Shared, q) - offsetof(Shared, k);
-    static constexpr uint32_t kToDout = offsetof(Shared, dout) - offsetof(Shared, q);
+    using Rows = Operand<false, kPitch>;
+    using Columns = Operand<true, kPitch>;
+    using Scores = Operand<true, kScorePitch>;
+    static constexpr uint32_t kToValues = offsetof(Shared, v) - offsetof(Shared, k), kToDout = offsetof(Shared, dout) - offsetof(Shared, q);
+    static constexpr uint32_t kToDs = offsetof(Shared, ds) - offsetof(Shared, p);
 
     const Fm3BackwardArgs& args;
     Shared& shared;
     // Where this lane's rows of operands begin. Few, since registers are scarce; what lies at a fixed distance is found from them.
-    uint32_t key;            // A of scores: the warp's rows of k
-    uint32_t query;          // B of scores, as stored
-    uint32_t query_of_sums;  // B of sums over queries, transposed; those of keys for dQ lie alike
-    uint32_t score;          // A of dQ, transposed
+    uint32_t query;         // A of scores: the warp's 32 queries
+    uint32_t key;           // B of scores: the warp's keys
+    uint32_t score;         // A of sums over queries: P of the warp's 32 keys, transposed
+    uint32_t query_column;  // B of sums over queries: the warp's columns of q, transposed
+    uint32_t ds;            // A of dQ: dS of the warp's 32 queries
+    uint32_t key_column;    // B of dQ: the warp's columns of k, transposed
 
-    float dk[kD / 2] = {}, dv[kD / 2] = {};
+    float dk[2][F::kKeyColumns / 2] = {}, dv[2][F::kKeyColumns / 2] = {};
 
     __device__ __forceinline__ BackwardBlock(const Fm3BackwardArgs& args, Shared& shared) : args(args), shared(shared) {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -79,11 +86,15 @@ struct BackwardBlock {
         const auto at = [](const T* tile, int row, int unit) {
             return ptx::shared_address(tile) + uint32_t(sizeof(T)) * place_of_unit<kD>(row, unit);
         };
-        key = at(shared.k, 16 * warp + down, right);
-        query = at(shared.q[0], second_down, second_right);
-        query_of_sums = at(shared.q[0], down, right);
-        score = ptx::shared_address(shared.ds[0]) + uint32_t(sizeof(T)) * place_of_unit<F::kScorePitch>(second_down, second_right);
-        score = address_across(score, warp % F::kRowWarps * 2);
+        const auto score_at = [](const T* tile, int row, int unit) {
+            return ptx::shared_address(tile) + uint32_t(sizeof(T)) * place_of_unit<kN>(row, unit);
+        };
+        query = at(shared.q[0], warp % F::kRowWarps * 32 + down, right);
+        key = at(shared.k, warp / F::kRowWarps * F::kWarpKeys + second_down, second_right);
+        score = address_across(score_at(shared.p, second_down, second_right), warp % F::kKeyWarps * 2);
+        query_column = address_across(at(shared.q[0], down, right), warp / F::kKeyWarps * (F::kKeyColumns / 16));
+        ds = score_at(shared.ds, warp % F::kRowWarps * 32 + down, right);
+        key_column = address_across(at(shared.k, down, right), warp / F::kRowWarps * (F::kSumColumns / 16));
     }
 
     __device__ __forceinline__ int group() const { return args.heads / args.kv_heads; }
@@ -94,6 +105,7 @@ struct BackwardBlock {
         return (int64_t(shared.item) * args.heads + at.head) * padded + int64_t(at.tile) * kM;
     }
 
+    // By the warp that looks for tiles.
     __device__ __forceinline__ void find_runs(int head) {
         const int64_t first = int64_t(shared.column_tile) * kN;
         BlockBounds b{args.mask.rows, args.mask.rows, 0, 0, args.mask.rows, args.mask.rows, 0, 0};
@@ -101,7 +113,9 @@ struct BackwardBlock {
             const int64_t blocks = ceil_div(args.mask.columns, kBlock), mask = prepared_index(args.mask, shared.item, mask_head(head));
             b = load_bounds(reinterpret_cast<const int4*>(args.mask.bounds) + 2 * (mask * blocks * 3 + bounds_of<kN>(shared.column_tile)));
         }
-        shared.runs = RowRuns<kM>(args.mask, b, first, first + kN);
+        __syncwarp();
+        if (threadIdx.x == 0) shared.runs = RowRuns<kM>(args.mask, b, first, first + kN);
+        __syncwarp();
     }
 
     __device__ __forceinline__ bool kept(int head, int tile) const {
@@ -111,13 +125,20 @@ struct BackwardBlock {
         return rows[int64_t(tile * kM / kBlock) * bytes + block / 8] >> (block % 8) & 1;
     }
 
-    // The live query tile after this one.
-    __device__ __forceinline__ QueryTile next(QueryTile at) {
+    // The live query tile after this one. By one warp, which asks a block mask about 32 tiles at a time.
+    __device__ __forceinline__ QueryTile next(const QueryTile& after) {
+        const int lane = threadIdx.x % 32;
+        QueryTile at = after;
         while (at.head >= 0) {
-            do {
-                at.tile = shared.runs.live_from(at.tile + 1);
-            } while (at.tile < shared.runs.tiles && !kept(at.head, at.tile));
+            at.tile = shared.runs.live_from(at.tile + 1);
             if (at.tile < shared.runs.tiles) {
+                if (args.mask.block_mask != nullptr) {
+                    const int mine = at.tile + lane;
+                    const bool live = mine < shared.runs.tiles && shared.runs.live_from(mine) == mine && kept(at.head, mine);
+                    const unsigned found = __ballot_sync(~0u, live);
+                    at.tile += found != 0 ? __ffs(found) - 1 : 31;
+                    if (found == 0) continue;
+                }
                 at.partial = shared.runs.is_partial(at.tile);
                 break;
             }
@@ -146,114 +167,94 @@ struct BackwardBlock {
         ptx::copy_commit();
     }
 
-    // The warp's 16 rows of k or v times the queries or dO of a tile.
-    __device__ __forceinline__ void multiply_rows(float (&s)[kM / 2], uint32_t rows, uint32_t columns) {
-#pragma unroll
-        for (int k = 0; k < kD / 16; ++k) {
-            uint32_t a[4];
-            ptx::load_block(a, address_across(rows, k));
-#pragma unroll
-            for (int j = 0; j < kM / 16; ++j) {
-                uint32_t b[4];
-                ptx::load_block(b, address_across(columns, k) + j * 16 * kPitch);
-                ptx::mma(&s[8 * j], a, b[0], b[1], T{});
-                ptx::mma(&s[8 * j + 4], a, b[2], b[3], T{});
-            }
-        }
-    }
-
-    // Sums over the queries of a tile: dV from P and dO, dK from dS and the queries.
-    __device__ __forceinline__ void add_over_queries(float (&sum)[kD / 2], const uint32_t (&p)[kM / 16][4], uint32_t rows) {
-#pragma unroll
-        for (int k = 0; k < kM / 16; ++k) {
-#pragma unroll
-            for (int j = 0; j < kD / 16; ++j) {
-                uint32_t b[4];
-                ptx::load_block_transposed(b, address_across(rows, j) + k * 16 * kPitch);
-                ptx::mma(&sum[8 * j], p[k], b[0], b[1], T{});
-                ptx::mma(&sum[8 * j + 4], p[k], b[2], b[3], T{});
-            }
-        }
-    }
-
-    // Of this lane's two keys. Read anew for every tile that needs them: there are no registers to keep them in.
-    __device__ __forceinline__ void find_hidden(HiddenRows (&hidden)[2], const QueryTile& at) const {
+    // The hidden ones of the warp's queries, in lane l for its key l. Read anew for every tile that needs it: there are no
+    // registers to keep it in.
+    __device__ __forceinline__ uint32_t find_word(const QueryTile& at) const {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         const int64_t base = shared.item * args.mask.vector_strides[0] + mask_head(at.head) * args.mask.vector_strides[1];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            hidden[h] = hidden_rows(args.mask, base, shared.column_tile * kN + int(threadIdx.x) / 32 * 16 + 8 * h + int(threadIdx.x) % 32 / 4);
-        }
+        const int column = shared.column_tile * kN + warp / F::kRowWarps * F::kWarpKeys + lane % F::kWarpKeys;
+        return hidden_word(hidden_rows(args.mask, base, column), at.tile * kM + warp % F::kRowWarps * 32);
     }
 
-    __device__ __forceinline__ void hide(float (&s)[kM / 2], const HiddenRows (&hidden)[2], const QueryTile& at) {
+    __device__ __forceinline__ void hide(float (&s)[2][F::kWarpKeys / 2], uint32_t word) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
+        for (int j = 0; j < F::kWarpKeys / 8; ++j) {
 #pragma unroll
-            for (int w = 0; w < kM / 32; ++w) {
-                const uint32_t word = hidden_word(hidden[h], at.tile * kM + 32 * w) >> (2 * (lane % 4));
-#pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    if (word >> (8 * (i / 2) + i % 2) & 1) s[16 * w + 4 * (i / 2) + 2 * h + i % 2] = -INFINITY;
-                }
-            }
-        }
-    }
-
-    // P and dS of a tile, as A operands; dS also to shared memory.
-    __device__ __forceinline__ void differentiate(
-        const QueryTile& at, int stage, float scale_log2, uint32_t (&p)[kM / 16][4], uint32_t (&ds)[kM / 16][4]) {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        float s[kM / 2] = {}, dp[kM / 2] = {};
-        HiddenRows hidden[2] = {};
-        if (at.partial) find_hidden(hidden, at);
-        multiply_rows(s, ptx::opaque(key), ptx::opaque(query) + stage * kStage);
-        if (at.partial) hide(s, hidden, at);
-        // A thread's queries are 16i + 2t, 16i + 2t + 1, 16i + 8 + 2t, 16i + 9 + 2t: their numbers lie side by side.
-#pragma unroll
-        for (int i = 0; i < kM / 16; ++i) {
-            const float4 lse2 = reinterpret_cast<const float4*>(shared.lse2[stage])[4 * i + lane % 4];
-            const float of[4] = {lse2.x, lse2.y, lse2.z, lse2.w};
-#pragma unroll
-            for (int x = 0; x < 8; ++x) s[8 * i + x] = exp2_fast(fmaf(s[8 * i + x], scale_log2, -of[x / 4 * 2 + x % 2]));
-        }
-        multiply_rows(dp, ptx::opaque(key) + kToValues, ptx::opaque(query) + kToDout + stage * kStage);
-        T* rows = shared.ds[stage];
-#pragma unroll
-        for (int i = 0; i < kM / 16; ++i) {
-            const float4 delta = reinterpret_cast<const float4*>(shared.delta[stage])[4 * i + lane % 4];
-            const float of[4] = {delta.x, delta.y, delta.z, delta.w};
-#pragma unroll
-            for (int x = 0; x < 4; ++x) {  // two queries of one key
-                const int at = 8 * i + 2 * x, query = x / 2 * 2, row = 16 * warp + lane / 4 + x % 2 * 8, unit = 2 * i + x / 2;
-                p[i][x] = ptx::packed(s[at], s[at + 1], T{});
-                ds[i][x] = ptx::packed(s[at] * (dp[at] - of[query]), s[at + 1] * (dp[at + 1] - of[query + 1]), T{});
-                reinterpret_cast<uint32_t*>(rows + place_of_unit<F::kScorePitch>(row, unit))[lane % 4] = ds[i][x];
-            }
-        }
-    }
-
-    // dQ of a tile from the dS of all warps, added to the sums.
-    __device__ __forceinline__ void add_dq(const QueryTile& at, int stage) {
-        float dq[2][F::kSums / 2] = {};
-        const uint32_t scores = ptx::opaque(score) + stage * kScoreStage, warp = threadIdx.x / 32;
-        const uint32_t keys = address_across(ptx::opaque(query_of_sums) - kToQueries, warp / F::kRowWarps * (F::kSumColumns / 16));
-#pragma unroll
-        for (int k = 0; k < kN / 16; ++k) {
-            uint32_t a[2][4];
-#pragma unroll
-            for (int i = 0; i < 2; ++i) ptx::load_block_transposed(a[i], address_across(scores, i) + k * 16 * kScorePitch);
-#pragma unroll
-            for (int j = 0; j < F::kSumColumns / 16; ++j) {
-                uint32_t b[4];
-                ptx::load_block_transposed(b, address_across(keys, j) + k * 16 * kPitch);
+            for (int e = 0; e < 2; ++e) {
+                const uint32_t hidden = __shfl_sync(~0u, word, 8 * j + 2 * (lane % 4) + e) >> (lane / 4);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    ptx::mma(&dq[i][8 * j], a[i], b[0], b[1], T{});
-                    ptx::mma(&dq[i][8 * j + 4], a[i], b[2], b[3], T{});
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) {
+                        if (hidden >> (16 * i + 8 * h) & 1) s[i][4 * j + 2 * h + e] = -INFINITY;
+                    }
                 }
             }
         }
+    }
+
+    // The warp's P or dS to where all warps find it.
+    __device__ __forceinline__ void put(T* tile, const float (&x)[2][F::kWarpKeys / 2]) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const int row = warp % F::kRowWarps * 32 + 16 * i + 8 * h + lane / 4;
+#pragma unroll
+                for (int j = 0; j < F::kWarpKeys / 8; ++j) {
+                    const int unit = warp / F::kRowWarps * (F::kWarpKeys / 8) + j;
+                    reinterpret_cast<uint32_t*>(tile + place_of_unit<kN>(row, unit))[lane % 4] =
+                        ptx::packed(x[i][4 * j + 2 * h], x[i][4 * j + 2 * h + 1], T{});
+                }
+            }
+        }
+    }
+
+    // P and dS of a tile.
+    __device__ __forceinline__ void differentiate(const QueryTile& at, int stage, float scale_log2) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        float s[2][F::kWarpKeys / 2] = {}, dp[2][F::kWarpKeys / 2] = {};
+        uint32_t word = 0;
+        if (at.partial) word = find_word(at);
+        const uint32_t queries = ptx::opaque(query) + stage * kStage, keys = ptx::opaque(key);
+        add_product<kD / 16, T>(s, Rows{queries}, Rows{keys});
+        if (at.partial) hide(s, word);
+        const int place = warp % F::kRowWarps * 32 + place_of_row(lane / 4);  // of the first of this lane's rows
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float lse2 = shared.lse2[stage][place + 16 * i + 2 * h];
+#pragma unroll
+                for (int j = 0; j < F::kWarpKeys / 2; j += 4) {
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) s[i][j + 2 * h + e] = exp2_fast(fmaf(s[i][j + 2 * h + e], scale_log2, -lse2));
+                }
+            }
+        }
+        put(shared.p, s);
+        add_product<kD / 16, T>(dp, Rows{queries + kToDout}, Rows{keys + kToValues});
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float delta = shared.delta[stage][place + 16 * i + 2 * h];
+#pragma unroll
+                for (int j = 0; j < F::kWarpKeys / 2; j += 4) {
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) s[i][j + 2 * h + e] *= dp[i][j + 2 * h + e] - delta;
+                }
+            }
+        }
+        put(shared.ds, s);
+    }
+
+    // dQ of a tile, added to the sums.
+    __device__ __forceinline__ void add_dq(const QueryTile& at) {
+        float dq[2][F::kSums / 2] = {};
+        add_product<kN / 16, T>(dq, Operand<false, kScorePitch>{ptx::opaque(ds)}, Columns{ptx::opaque(key_column)});
         const int64_t row = row_index(at);
         float* to = args.dq_sums + row * kD + threadIdx.x;
         if (args.fixed == nullptr) {
@@ -279,11 +280,14 @@ struct BackwardBlock {
         const T* values = static_cast<const T*>(args.v) + shared.item * args.v_strides[0] + shared.kv_head * args.v_strides[2];
         copy_tile<kN, kD, F::kThreads>(ptx::shared_address(shared.k), keys, args.k_strides[1], shared.column_tile * kN, args.mask.columns);
         copy_tile<kN, kD, F::kThreads>(ptx::shared_address(shared.v), values, args.v_strides[1], shared.column_tile * kN, args.mask.columns);
-        if (threadIdx.x == 0) {
+        if (threadIdx.x < 32) {
             find_runs(shared.kv_head * group());
             QueryTile tile{shared.kv_head * group(), -1, 0};
 #pragma unroll 1
-            for (int i = 0; i < 2; ++i) shared.tiles[i] = tile = next(tile);
+            for (int i = 0; i < 2; ++i) {
+                tile = next(tile);
+                if (threadIdx.x == 0) shared.tiles[i] = tile;
+            }
         }
         __syncthreads();
         ask(shared.tiles[0], 0);
@@ -291,34 +295,53 @@ struct BackwardBlock {
 #pragma unroll 1
         for (; shared.tiles[step % 4].head >= 0; ++step) {
             const int stage = step % 2;
-            // The tile has landed for everybody; nobody needs the one before, and its dS is there.
+            // The tile has landed for everybody, and nobody needs anything of the one before.
             ptx::copy_wait<0>();
             __syncthreads();
             ask(shared.tiles[(step + 1) % 4], stage ^ 1);
-            if (threadIdx.x == 0) shared.tiles[(step + 2) % 4] = next(shared.tiles[(step + 1) % 4]);
-            uint32_t p[kM / 16][4], ds[kM / 16][4];
-            differentiate(shared.tiles[step % 4], stage, scale_log2, p, ds);
-            add_over_queries(dv, p, ptx::opaque(query_of_sums) + kToDout + stage * kStage);
-            add_over_queries(dk, ds, ptx::opaque(query_of_sums) + stage * kStage);
-            if (step > 0) add_dq(shared.tiles[(step - 1) % 4], stage ^ 1);
+            if (threadIdx.x < 32) {
+                const QueryTile tile = next(shared.tiles[(step + 1) % 4]);
+                if (threadIdx.x == 0) shared.tiles[(step + 2) % 4] = tile;
+            }
+            differentiate(shared.tiles[step % 4], stage, scale_log2);
+            __syncthreads();
+            add_dq(shared.tiles[step % 4]);
+            const uint32_t scores = ptx::opaque(score), queries = ptx::opaque(query_column) + stage * kStage;
+            add_product<kM / 16, T>(dv, Scores{scores}, Columns{queries + kToDout});
+            add_product<kM / 16, T>(dk, Scores{scores + kToDs}, Columns{queries});
         }
         ptx::copy_wait<0>();
-        __syncthreads();
-        if (step > 0) add_dq(shared.tiles[(step - 1) % 4], (step - 1) % 2);
         __syncthreads();
         finish();
     }
 
+    // dK and dV take the places of keys and values, for stores of whole rows.
     __device__ __forceinline__ void finish() {
-        const int top = threadIdx.x / 32 * 16, first = shared.column_tile * kN;
-        const auto store = [&](const float(&x)[kD / 2], float factor, T* tile, void* data, const int64_t(&strides)[3]) {
-            put_rows<kD>(x, factor, factor, tile, top);
-            __syncwarp();
-            T* head = static_cast<T*>(data) + shared.item * strides[0] + shared.kv_head * strides[2];
-            store_tile<16, kD>(tile, head, strides[1], top, first, args.mask.columns);
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = shared.column_tile * kN;
+        const auto fill = [&](const float(&x)[2][F::kKeyColumns / 2], float factor, T* tile) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+#pragma unroll
+                for (int j = 0; j < F::kKeyColumns / 8; ++j) {
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) {
+                        const int row = warp % F::kKeyWarps * 32 + 16 * i + 8 * h + lane / 4;
+                        const int unit = warp / F::kKeyWarps * (F::kKeyColumns / 8) + j;
+                        reinterpret_cast<uint32_t*>(tile + place_of_unit<kD>(row, unit))[lane % 4] =
+                            ptx::packed(x[i][4 * j + 2 * h] * factor, x[i][4 * j + 2 * h + 1] * factor, T{});
+                    }
+                }
+            }
         };
-        store(dk, args.scale, shared.k, args.dk, args.dk_strides);
-        store(dv, 1.f, shared.v, args.dv, args.dv_strides);
+        fill(dk, args.scale, shared.k);
+        fill(dv, 1.f, shared.v);
+        __syncthreads();
+        const auto store = [&](T* tile, void* data, const int64_t(&strides)[3]) {
+            T* head = static_cast<T*>(data) + shared.item * strides[0] + shared.kv_head * strides[2];
+            store_tile<16, kD>(tile, head, strides[1], warp * 16, first, args.mask.columns);
+        };
+        store(shared.k, args.dk, args.dk_strides);
+        store(shared.v, args.dv, args.dv_strides);
     }
 };
 

@@ -10,6 +10,7 @@
 #include "../sm90/softmax.cuh"
 #include "../sm90/tiles.cuh"
 #include "hidden_words.cuh"
+#include "product.cuh"
 #include "tile_copy.cuh"
 #include "tile_list.cuh"
 
@@ -108,6 +109,7 @@ struct ForwardBlock {
     static constexpr int kD = F::kD, kM = F::kM, kN = F::kN, kSubtiles = F::kSubtiles;
     static constexpr uint32_t kPitch = kD * sizeof(T), kTileBytes = kN * kPitch;
     using Shared = typename F::template Shared<T>;
+    using Rows = Operand<false, kPitch>;
 
     const Fm3ForwardArgs& args;
     Shared& shared;
@@ -162,28 +164,8 @@ struct ForwardBlock {
         ask<kPartial>(step, which, F::kRing - 1);
     }
 
-    __device__ __forceinline__ void multiply_keys(int step, float (&s)[kSubtiles][kN / 2]) {
-        const uint32_t queries = ptx::opaque(query), keys = ptx::opaque(key) + buffer(step, 0);
-#pragma unroll
-        for (int k = 0; k < kD / 16; ++k) {
-            uint32_t a[kSubtiles][4];
-#pragma unroll
-            for (int i = 0; i < kSubtiles; ++i) ptx::load_block(a[i], address_across(queries, k) + i * 16 * kPitch);
-#pragma unroll
-            for (int j = 0; j < kN / 16; ++j) {
-                uint32_t b[4];
-                ptx::load_block(b, address_across(keys, k) + j * 16 * kPitch);
-#pragma unroll
-                for (int i = 0; i < kSubtiles; ++i) {
-                    ptx::mma(&s[i][8 * j], a[i], b[0], b[1], T{});
-                    ptx::mma(&s[i][8 * j + 4], a[i], b[2], b[3], T{});
-                }
-            }
-        }
-    }
-
     __device__ __forceinline__ void multiply_values(int step, const float (&p)[kSubtiles][kN / 2]) {
-        const uint32_t values = ptx::opaque(value) + buffer(step, 1);
+        const Operand<true, kPitch> values{ptx::opaque(value) + buffer(step, 1)};
         uint32_t a[kSubtiles][kN / 16][4];
 #pragma unroll
         for (int i = 0; i < kSubtiles; ++i) pack<T>(p[i], a[i]);
@@ -192,12 +174,9 @@ struct ForwardBlock {
 #pragma unroll
             for (int j = 0; j < kD / 16; ++j) {
                 uint32_t b[4];
-                ptx::load_block_transposed(b, address_across(values, j) + k * 16 * kPitch);
+                values.load(b, j, k);
 #pragma unroll
-                for (int i = 0; i < kSubtiles; ++i) {
-                    ptx::mma(&out[i][8 * j], a[i][k], b[0], b[1], T{});
-                    ptx::mma(&out[i][8 * j + 4], a[i][k], b[2], b[3], T{});
-                }
+                for (int i = 0; i < kSubtiles; ++i) add_block<T>(&out[i][8 * j], a[i][k], b);
             }
         }
     }
@@ -225,7 +204,7 @@ struct ForwardBlock {
     __device__ __forceinline__ void step(int step, float scale_log2, float slack) {
         float s[kSubtiles][kN / 2] = {};
         turn<kPartial>(step, 0);
-        multiply_keys(step, s);
+        add_product<kD / 16, T>(s, Rows{ptx::opaque(query)}, Rows{ptx::opaque(key) + buffer(step, 0)});
         turn<kPartial>(step, 1);
         if constexpr (kPartial) hide(step, s);
         softmax.add(s, out, scale_log2, slack);

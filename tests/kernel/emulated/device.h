@@ -237,6 +237,7 @@ T atomicAdd(T* to, T value) {
 }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
 inline float __fmul_rn(float x, float y) { return x * y; }
 inline int __float2int_rn(float x) { return std::isfinite(x) ? int(std::nearbyint(x)) : 0; }
 inline float __int_as_float(int x) { float y; std::memcpy(&y, &x, 4); return y; }
