@@ -9,54 +9,16 @@
 #include <cmath>
 #include <cstddef>
 
-#include "../sm90/backward_args.h"
-#include "../sm90/fragments.cuh"
-#include "../sm90/row_runs.cuh"
 #include "../sm90/softmax.cuh"
 #include "hidden_words.cuh"
 #include "product.cuh"
+#include "query_tiles.cuh"
 #include "tile_copy.cuh"
 
 namespace fm3::sm80 {
 
-// A query tile of a head; head < 0: no more.
-struct QueryTile {
-    int head, tile, partial;
-};
-
-template <int kHeadDim, int kKeys, int kQueries>
-struct Backward {
-    static constexpr int kD = kHeadDim, kN = kKeys, kM = kQueries;
-    static constexpr int kWarps = kN / 16, kThreads = 32 * kWarps;
-    // Scores: 32 queries a warp, and of the keys what remains. dQ likewise, with columns in the place of keys.
-    static constexpr int kRowWarps = kM / 32, kWarpKeys = kN / (kWarps / kRowWarps);
-    static constexpr int kSumColumns = kD / (kWarps / kRowWarps), kSums = kSumColumns;
-    // dK and dV: 32 keys a warp, and of the columns what remains.
-    static constexpr int kKeyWarps = kN / 32, kKeyColumns = kD / (kWarps / kKeyWarps);
-    static_assert(kM % 32 == 0 && kWarpKeys % 16 == 0 && kWarpKeys <= 32 && kSumColumns % 16 == 0 && kKeyColumns % 16 == 0);
-    static_assert(kSums * kThreads == kM * kD);
-
-    template <typename T>
-    struct __align__(1024) Shared {
-        T k[kN * kD], v[kN * kD];
-        T q[2][kM * kD], dout[2][kM * kD];
-        T p[kM * kN], ds[kM * kN];  // queries by keys
-        float lse2[2][kM], delta[2][kM];
-        int item, kv_head, column_tile;
-        RowRuns<kM> runs;    // of the first warp
-        QueryTile tiles[4];  // of a step and the two behind it
-    };
-
-    // Row and column of a thread's sums of dQ, which lie in memory as [kSums][kThreads].
-    static __device__ __forceinline__ int sum_row(int thread, int i) {
-        return thread / 32 % kRowWarps * 32 + i / (kSums / 2) * 16 + i % 4 / 2 * 8 + thread % 32 / 4;
-    }
-    static __device__ __forceinline__ int sum_column(int thread, int i) {
-        return thread / 32 / kRowWarps * kSumColumns + i % (kSums / 2) / 4 * 8 + thread % 4 * 2 + i % 2;
-    }
-};
-
-template <typename F, typename T>
+// kFixed: dQ is summed in integers, whose sums do not depend on the order.
+template <typename F, typename T, bool kFixed>
 struct BackwardBlock {
     static constexpr int kD = F::kD, kM = F::kM, kN = F::kN;
     static constexpr uint32_t kPitch = kD * sizeof(T), kScorePitch = kN * sizeof(T), kStage = kM * kPitch;
@@ -97,56 +59,10 @@ struct BackwardBlock {
         key_column = address_across(at(shared.k, down, right), warp / F::kRowWarps * (F::kSumColumns / 16));
     }
 
-    __device__ __forceinline__ int group() const { return args.heads / args.kv_heads; }
-    __device__ __forceinline__ int mask_head(int head) const { return head / (args.heads / args.mask.heads); }
     // Of the numbers that are kept of rows.
     __device__ __forceinline__ int64_t row_index(const QueryTile& at) const {
         const int64_t padded = int64_t(ceil_div(args.mask.rows, kRowPadding)) * kRowPadding;
         return (int64_t(shared.item) * args.heads + at.head) * padded + int64_t(at.tile) * kM;
-    }
-
-    // By the warp that looks for tiles.
-    __device__ __forceinline__ void find_runs(int head) {
-        const int64_t first = int64_t(shared.column_tile) * kN;
-        BlockBounds b{args.mask.rows, args.mask.rows, 0, 0, args.mask.rows, args.mask.rows, 0, 0};
-        if (args.mask.bounds != nullptr) {
-            const int64_t blocks = ceil_div(args.mask.columns, kBlock), mask = prepared_index(args.mask, shared.item, mask_head(head));
-            b = load_bounds(reinterpret_cast<const int4*>(args.mask.bounds) + 2 * (mask * blocks * 3 + bounds_of<kN>(shared.column_tile)));
-        }
-        __syncwarp();
-        if (threadIdx.x == 0) shared.runs = RowRuns<kM>(args.mask, b, first, first + kN);
-        __syncwarp();
-    }
-
-    __device__ __forceinline__ bool kept(int head, int tile) const {
-        if (args.mask.block_mask == nullptr) return true;
-        const int bytes = (ceil_div(args.mask.columns, kBlock) + 7) / 8, block = shared.column_tile * kN / kBlock;
-        const uint8_t* rows = args.mask.block_mask + shared.item * args.mask.block_strides[0] + mask_head(head) * args.mask.block_strides[1];
-        return rows[int64_t(tile * kM / kBlock) * bytes + block / 8] >> (block % 8) & 1;
-    }
-
-    // The live query tile after this one. By one warp, which asks a block mask about 32 tiles at a time.
-    __device__ __forceinline__ QueryTile next(const QueryTile& after) {
-        const int lane = threadIdx.x % 32;
-        QueryTile at = after;
-        while (at.head >= 0) {
-            at.tile = shared.runs.live_from(at.tile + 1);
-            if (at.tile < shared.runs.tiles) {
-                if (args.mask.block_mask != nullptr) {
-                    const int mine = at.tile + lane;
-                    const bool live = mine < shared.runs.tiles && shared.runs.live_from(mine) == mine && kept(at.head, mine);
-                    const unsigned found = __ballot_sync(~0u, live);
-                    at.tile += found != 0 ? __ffs(found) - 1 : 31;
-                    if (found == 0) continue;
-                }
-                at.partial = shared.runs.is_partial(at.tile);
-                break;
-            }
-            at.head = at.head + 1 < (shared.kv_head + 1) * group() ? at.head + 1 : -1;
-            at.tile = -1;
-            if (at.head >= 0 && args.mask.heads > args.kv_heads) find_runs(at.head);
-        }
-        return at;
     }
 
     __device__ __forceinline__ void ask(const QueryTile& at, int stage) {
@@ -171,7 +87,7 @@ struct BackwardBlock {
     // registers to keep it in.
     __device__ __forceinline__ uint32_t find_word(const QueryTile& at) const {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        const int64_t base = shared.item * args.mask.vector_strides[0] + mask_head(at.head) * args.mask.vector_strides[1];
+        const int64_t base = shared.item * args.mask.vector_strides[0] + mask_head(args, at.head) * args.mask.vector_strides[1];
         const int column = shared.column_tile * kN + warp / F::kRowWarps * F::kWarpKeys + lane % F::kWarpKeys;
         return hidden_word(hidden_rows(args.mask, base, column), at.tile * kM + warp % F::kRowWarps * 32);
     }
@@ -257,17 +173,16 @@ struct BackwardBlock {
         add_product<kN / 16, T>(dq, Operand<false, kScorePitch>{ptx::opaque(ds)}, Columns{ptx::opaque(key_column)});
         const int64_t row = row_index(at);
         float* to = args.dq_sums + row * kD + threadIdx.x;
-        if (args.fixed == nullptr) {
-#pragma unroll
-            for (int i = 0; i < F::kSums; ++i) atomicAdd(to + i * F::kThreads, dq[i / (F::kSums / 2)][i % (F::kSums / 2)]);
-            return;
-        }
-        // Integers, whose sums do not depend on the order.
         const int thread = ptx::opaque(int(threadIdx.x));
 #pragma unroll
         for (int i = 0; i < F::kSums; ++i) {
-            const float factor = __ldg(args.fixed + row + F::sum_row(thread, i));
-            atomicAdd(reinterpret_cast<int*>(to + i * F::kThreads), __float2int_rn(dq[i / (F::kSums / 2)][i % (F::kSums / 2)] * factor));
+            const float x = dq[i / (F::kSums / 2)][i % (F::kSums / 2)];
+            if constexpr (kFixed) {
+                const float factor = __ldg(args.fixed + row + F::sum_row(thread, i));
+                atomicAdd(reinterpret_cast<int*>(to + i * F::kThreads), __float2int_rn(x * factor));
+            } else {
+                atomicAdd(to + i * F::kThreads, x);
+            }
         }
     }
 
@@ -280,12 +195,12 @@ struct BackwardBlock {
         const T* values = static_cast<const T*>(args.v) + shared.item * args.v_strides[0] + shared.kv_head * args.v_strides[2];
         copy_tile<kN, kD, F::kThreads>(ptx::shared_address(shared.k), keys, args.k_strides[1], shared.column_tile * kN, args.mask.columns);
         copy_tile<kN, kD, F::kThreads>(ptx::shared_address(shared.v), values, args.v_strides[1], shared.column_tile * kN, args.mask.columns);
+        QueryTiles<F, T> search{args, shared};
         if (threadIdx.x < 32) {
-            find_runs(shared.kv_head * group());
-            QueryTile tile{shared.kv_head * group(), -1, 0};
+            QueryTile tile = search.start();
 #pragma unroll 1
             for (int i = 0; i < 2; ++i) {
-                tile = next(tile);
+                tile = search.next(tile);
                 if (threadIdx.x == 0) shared.tiles[i] = tile;
             }
         }
@@ -300,7 +215,7 @@ struct BackwardBlock {
             __syncthreads();
             ask(shared.tiles[(step + 1) % 4], stage ^ 1);
             if (threadIdx.x < 32) {
-                const QueryTile tile = next(shared.tiles[(step + 1) % 4]);
+                const QueryTile tile = search.next(shared.tiles[(step + 1) % 4]);
                 if (threadIdx.x == 0) shared.tiles[(step + 2) % 4] = tile;
             }
             differentiate(shared.tiles[step % 4], stage, scale_log2);
@@ -345,43 +260,13 @@ struct BackwardBlock {
     }
 };
 
-template <typename F, typename T>
+template <typename F, typename T, bool kFixed>
 __global__ void __launch_bounds__(F::kThreads, 1) backward(const __grid_constant__ Fm3BackwardArgs args) {
     extern __shared__ __align__(1024) unsigned char memory[];
     // Column tiles of a head one after another: what they share of queries, dO and sums stays in the L2 cache.
     const int column_tiles = ceil_div(args.mask.columns, F::kN), head = blockIdx.x / column_tiles;
-    BackwardBlock<F, T> block(args, *reinterpret_cast<typename F::template Shared<T>*>(memory));
+    BackwardBlock<F, T, kFixed> block(args, *reinterpret_cast<typename F::template Shared<T>*>(memory));
     block.run(head / args.kv_heads, head % args.kv_heads, blockIdx.x % column_tiles);
-}
-
-// From sums to dq, a block a query tile.
-template <typename F, typename T>
-__global__ void __launch_bounds__(F::kThreads) convert(const __grid_constant__ Fm3BackwardArgs args) {
-    constexpr int kD = F::kD, kM = F::kM;
-    extern __shared__ __align__(1024) unsigned char memory[];
-    T* rows = reinterpret_cast<T*>(memory);
-    const int tiles = ceil_div(args.mask.rows, kM), tile = blockIdx.x % tiles, of = blockIdx.x / tiles;
-    const int64_t row = int64_t(of) * ceil_div(args.mask.rows, kRowPadding) * kRowPadding + int64_t(tile) * kM;
-    const float* from = args.dq_sums + row * kD + threadIdx.x;
-    float x[F::kSums];
-#pragma unroll
-    for (int i = 0; i < F::kSums; ++i) x[i] = __ldcs(from + i * F::kThreads);
-#pragma unroll
-    for (int i = 0; i < F::kSums; i += 2) {
-        const int thread = threadIdx.x, at = F::sum_row(thread, i), column = F::sum_column(thread, i);
-        float factor = args.dq_scale;
-        if (args.fixed != nullptr) {
-            const float to_integers = __ldg(args.fixed + row + at);
-            factor = to_integers == 0.f ? 0.f : factor / to_integers;  // NaN stays NaN
-            for (int e = 0; e < 2; ++e) x[i + e] = float(__float_as_int(x[i + e]));
-        }
-        reinterpret_cast<uint32_t*>(rows + place_of_unit<kD>(at, column / 8))[column % 8 / 2] =
-            ptx::packed(x[i] * factor, x[i + 1] * factor, T{});
-    }
-    __syncthreads();
-    constexpr int kWarpRows = kM / F::kWarps;
-    T* head = static_cast<T*>(args.dq) + of / args.heads * args.dq_strides[0] + of % args.heads * args.dq_strides[2];
-    store_tile<kWarpRows, kD>(rows, head, args.dq_strides[1], threadIdx.x / 32 * kWarpRows, tile * kM, args.mask.rows);
 }
 
 }  // namespace fm3::sm80

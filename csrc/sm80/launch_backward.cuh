@@ -2,13 +2,14 @@
 #pragma once
 
 #include "backward.cuh"
+#include "backward_convert.cuh"
 
 namespace fm3::sm80 {
 
 template <typename F, typename T>
 cudaError_t launch_tiles(const Fm3BackwardArgs& args, cudaStream_t stream) {
     constexpr int kBytes = int(sizeof(typename F::template Shared<T>));
-    const auto kernel = backward<F, T>;
+    const auto kernel = args.fixed != nullptr ? backward<F, T, true> : backward<F, T, false>;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
     const int64_t blocks = int64_t(ceil_div(args.mask.columns, F::kN)) * args.kv_heads * args.batch;

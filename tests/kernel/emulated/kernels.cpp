@@ -2,6 +2,7 @@
 #include "device.h"
 
 #include "sm80/backward.cuh"
+#include "sm80/backward_convert.cuh"
 #include "sm80/forward.cuh"
 
 namespace {
@@ -19,7 +20,9 @@ void run_forward(const Fm3ForwardArgs& args) {
 template <typename F, typename T>
 void run_backward(const Fm3BackwardArgs& args) {
     static_assert(sizeof(typename F::template Shared<T>) <= sizeof(device::shared));
-    device::launch(fm3::ceil_div(args.mask.columns, F::kN) * args.kv_heads * args.batch, F::kThreads, [&] { backward<F, T>(args); });
+    const int blocks = fm3::ceil_div(args.mask.columns, F::kN) * args.kv_heads * args.batch;
+    const auto kernel = args.fixed != nullptr ? backward<F, T, true> : backward<F, T, false>;
+    device::launch(blocks, F::kThreads, [&] { kernel(args); });
     device::launch(fm3::ceil_div(args.mask.rows, F::kM) * args.heads * args.batch, F::kThreads, [&] { convert<F, T>(args); });
 }
 
