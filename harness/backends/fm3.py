@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fm3_kernel import flashmask_attention, hopper, prepare_mask
 from fm3_kernel.build import FLAGS, BuildError, build, instances, sources
 from harness.backends.base import Attend, Availability, Backend, torch_version
+from harness.backends.package import deterministic
 from harness.cases import Problem
 from harness.inputs import DTYPES
 from harness.provenance import ROOT, hash_files
@@ -59,4 +61,9 @@ class Fm3(Backend):
     def prepare(self, problem: Problem, mask: ColumnMask) -> Attend:
         """Bounds and order of the mask."""
         prepared = prepare_mask(mask)
-        return lambda q, k, v: flashmask_attention(q, k, v, prepared, implementation="hopper", return_lse=True)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            exact = deterministic()
+            return flashmask_attention(q, k, v, prepared, deterministic=exact, implementation="hopper", return_lse=True)
+
+        return attend
