@@ -98,9 +98,10 @@ claims: setup  ## the paper's claims against the committed rows
 report: setup  ## one HTML file from the rows below RESULTS
 	$(PY) -m harness.report $(RESULTS)
 
-summary: setup  ## results/summary.csv and the README's tables from the committed rows
+summary: setup  ## results/summary.csv, the README's tables and the simulator's rates from the committed rows
 	$(PY) -m harness.summary results --out results/summary.csv
 	$(PY) -m harness.readme
+	$(PY) -m harness.simulate.fit
 
 clean:  ## remove what was built (recorded rows stay)
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

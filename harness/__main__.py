@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _hand_over(words, lambda _: None)
         machine = this_machine()
         asked = jobs(arguments.overrides, arguments.multirun)
-        configs = [resolve(load(overrides), machine.gpu) for overrides in asked]
+        configs = [resolve(load(overrides), machine.gpu, machine.gpus) for overrides in asked]
         if arguments.help or arguments.cfg is not None:
             if arguments.cfg == "job":
                 print(f"here this means: {configs[0].summary()}", file=sys.stderr)
@@ -98,14 +98,6 @@ def _parse(words: list[str]) -> argparse.Namespace:
 def _plan(overrides: list[str], config: RunConfig, machine: Machine) -> Plan:
     from harness.expand import expand
 
-    said = any(item.split("=")[0] in ("device", "hardware") for item in overrides)
-    if config.cp_degree > 1 and config.device == "cpu" and not said:
-        raise ConfigError(
-            f"cp_degree={config.cp_degree}: torch sees no GPU here and there is no simulator yet; device=cpu runs the ranks as "
-            "processes of this machine"
-        )
-    if config.source == "simulated":
-        raise ConfigError("source=simulated: there is no simulator yet; allowed for a run: source=auto, source=measured")
     return Plan(tuple(overrides), config, tuple(expand(config, machine)))
 
 
@@ -127,7 +119,7 @@ def _run(words: list[str], plans: list[Plan], machine: Machine) -> int:
     by_hash = {plan.config.hash(): plan for plan in plans}
 
     def task(composed: DictConfig) -> None:
-        config = resolve(to_config(composed), machine.gpu)
+        config = resolve(to_config(composed), machine.gpu, machine.gpus)
         typed = tuple(str(item) for item in HydraConfig.get().overrides.task)
         if len(plans) > 1:
             print(f"job {len(codes) + 1} of {len(plans)}: {' '.join(typed)}", file=sys.stderr)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 
@@ -83,6 +84,7 @@ class Group:
     """One problem for several competitors on one device (``cuda`` or ``cpu``), or on the ranks that share the sequence.
 
     ``kernels`` names the competitors: kernels, and with a team ``kernel/strategy``.
+    cluster: the cluster that the ranks are simulated on (``harness.simulate.cluster``), or None where they are measured.
     """
 
     problem: Problem
@@ -92,6 +94,7 @@ class Group:
     timing: Timing = Timing()
     deterministic: bool = False
     team: Team | None = None
+    cluster: str | None = None
 
     @property
     def title(self) -> str:
@@ -110,7 +113,9 @@ class Group:
     def case(self, competitor: str, pass_: str) -> Case:
         """The case of one competitor and pass."""
         gradients = any(name != "forward" for name in self.passes)
-        how = (self.timing.protocol, self.timing.l2, self.deterministic, gradients, self.sharing(competitor))
+        # A file of the user's is known by its name: rows hold no paths of a machine.
+        cluster = None if self.cluster is None else PurePath(self.cluster).stem
+        how = (self.timing.protocol, self.timing.l2, self.deterministic, gradients, self.sharing(competitor), cluster)
         return Case(self.problem, kernel_of(competitor), pass_, self.device, *how)
 
     def to_json(self) -> str:
@@ -133,6 +138,7 @@ class Group:
             timing=Timing(**raw["timing"]),
             deterministic=raw["deterministic"],
             team=None if raw["team"] is None else Team(**raw["team"]),
+            cluster=raw["cluster"],
         )
 
 
@@ -141,6 +147,7 @@ class Case:
     """One measurement: everything that identifies it and nothing that does not (not the machine, not the code).
 
     gradients: a forward pass that saves what a backward pass needs, as in training; without, it runs under ``no_grad``.
+    cluster: name of the cluster that it is simulated on, None when measured.
     """
 
     problem: Problem
@@ -152,6 +159,7 @@ class Case:
     deterministic: bool
     gradients: bool = True
     sharing: Sharing | None = None
+    cluster: str | None = None
 
     @property
     def id(self) -> str:
@@ -161,6 +169,8 @@ class Case:
             del identity["gradients"]
         if self.sharing is None:
             del identity["sharing"]
+        if self.cluster is None:
+            del identity["cluster"]
         return stable_hash(identity)
 
 

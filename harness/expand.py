@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from harness.cases import Group, MaskSpec, Problem, Team
 from harness.config.errors import ConfigError
 from harness.config.run_config import Documents as FileOfLengths
 from harness.config.run_config import RunConfig
-from harness.lengths import Policy, pack, read_lengths
-from harness.limits import too_large, too_much
+from harness.lengths import LengthsError, Policy, pack, read_lengths
+from harness.limits import too_large, too_long_to_read, too_much
 from harness.machine import Machine
+from harness.simulate.asked import simulated_kernels, simulated_strategies, simulated_team
 from masks.column_mask import ColumnMask, MaskError
 from masks.documents import Document, Documents, paper_documents, sampled_documents
 from masks.families import FAMILIES, build_mask
@@ -34,19 +36,20 @@ MOST_RANKS_A_CORE = 8
 
 
 def expand(config: RunConfig, machine: Machine) -> list[Group]:
-    """One group a (length, mask, document list), shortest first.
+    """One group a (length, degree, mask, document list), shortest first, and a strategy where ranks share the sequence.
 
     Raises:
         ConfigError: what was asked cannot run here; the message says why and what would.
     """
-    if not config.dry_run:  # a plan can be looked at anywhere
+    if not config.dry_run and config.cluster is None:  # a plan can be looked at anywhere, a cluster simulated anywhere
         _check_device(config, machine)
-    kernels = choose_kernels(config)
-    team = _team(config, machine)
-    if team is not None:
+    alone = kernels = choose_kernels(config)
+    teams = {degree: _team(config, machine, degree) for degree in config.cp_degrees}
+    if max(config.cp_degrees) > 1:
         kernels = _by_strategy(config, kernels)
+    timing = config.timing if config.cluster is None else replace(config.timing, rounds=1)
     groups: list[Group] = []
-    for spec, seqlen in _masks(config):
+    for spec, seqlen, degree in _masks(config, machine):
         problem = Problem(
             mask=spec,
             seqlen=seqlen,
@@ -57,8 +60,9 @@ def expand(config: RunConfig, machine: Machine) -> list[Group]:
             dtype=config.dtype,
             seed=config.seed,
         )
-        group = Group(problem, kernels, config.passes, config.device, config.timing, config.deterministic, team)
-        refusal = too_large(problem, machine, FAMILIES[spec.family].per_head)
+        how = (config.passes, config.device, timing, config.deterministic, teams[degree], config.cluster)
+        group = Group(problem, kernels if degree > 1 else alone, *how)
+        refusal = too_large(problem, machine, FAMILIES[spec.family].per_head, tensors=config.cluster is None)
         if refusal is not None:
             raise ConfigError(refusal)
         mask = _one_head(problem)
@@ -71,14 +75,17 @@ def expand(config: RunConfig, machine: Machine) -> list[Group]:
     return groups
 
 
-def _team(config: RunConfig, machine: Machine) -> Team | None:
+def _team(config: RunConfig, machine: Machine, degree: int) -> Team | None:
     """The ranks that share the sequence, or None.
 
     Raises:
-        ConfigError: an exchange that the device does not have, more ranks than GPUs or cores.
+        ConfigError: an exchange that the device does not have, more ranks than GPUs or cores, or than a simulated cluster
+            holds.
     """
-    if config.cp_degree == 1:
+    if degree == 1:
         return None
+    if config.cluster is not None:
+        return simulated_team(config, degree)
     carried = CARRIED[config.device]
     exchange = carried[0] if config.exchange in (None, "auto") else str(config.exchange)
     if exchange not in carried:
@@ -86,11 +93,10 @@ def _team(config: RunConfig, machine: Machine) -> Team | None:
             f"exchange={exchange} does not exist with device={config.device}; allowed: auto, {', '.join(carried)}"
         )
     most, of = (machine.gpus, "GPUs") if config.device == "cuda" else (MOST_RANKS_A_CORE * machine.cores, "ranks at most")
-    if config.cp_degree > most and not config.dry_run:
-        raise ConfigError(
-            f"cp_degree={config.cp_degree}: this machine has {most} {of}, and there is no simulator yet; allowed: 1 to {most}"
-        )
-    return Team(config.cp_degree, exchange)
+    if degree > most and not config.dry_run:
+        hint = "; source=auto without device=cpu simulates more" if most else "; source=auto simulates them"
+        raise ConfigError(f"cp_degree={degree}: this machine has {most} {of}; allowed: 1 to {most}{hint}")
+    return Team(degree, exchange)
 
 
 def _by_strategy(config: RunConfig, kernels: tuple[str, ...]) -> tuple[str, ...]:
@@ -100,6 +106,8 @@ def _by_strategy(config: RunConfig, kernels: tuple[str, ...]) -> tuple[str, ...]
     """
     named = config.strategy is not None
     strategies = [config.strategy] if named else list(STRATEGIES)
+    if config.cluster is not None:
+        return tuple(f"{kernel}/{strategy}" for kernel in kernels for strategy in simulated_strategies(config))
     ours = [name for name in strategies if name not in OWN_KERNEL]
     names = [f"{kernel}/{strategy}" for kernel in kernels for strategy in ours]
     for strategy, kernel in OWN_KERNEL.items():
@@ -110,7 +118,9 @@ def _by_strategy(config: RunConfig, kernels: tuple[str, ...]) -> tuple[str, ...]
 
 def choose_kernels(config: RunConfig) -> tuple[str, ...]:
     """The competitors: those named, as named (one that is missing gets a row that says so); else all that can run."""
-    if config.cp_degree > 1:
+    if config.cluster is not None:
+        return simulated_kernels(config)
+    if max(config.cp_degrees) > 1:
         other = [name for name in config.kernels or () if name not in SHARED]
         if other:
             raise ConfigError(f"kernel.names={','.join(other)}: ranks that share a sequence run one of {', '.join(SHARED)}")
@@ -132,25 +142,25 @@ def _check_device(config: RunConfig, machine: Machine) -> None:
         )
 
 
-def _masks(config: RunConfig) -> Iterator[tuple[MaskSpec, int]]:
-    """Every mask with its length, documents resolved; a family without documents comes once a length."""
-    for seqlen in sorted(config.seqlens):
+def _masks(config: RunConfig, machine: Machine) -> Iterator[tuple[MaskSpec, int, int]]:
+    """Every mask with its length and degree, documents resolved; a family without documents comes once of each."""
+    for seqlen, degree in config.points():
         lists = None
         for name in config.families:
             family = FAMILIES[name]
             params = {key: value for key, value in family.params.items() if value is not None}
             params |= {key: value for key, value in config.params.items() if key in family.params}
             if not family.needs_documents:
-                yield MaskSpec(name, params=params), seqlen
+                yield MaskSpec(name, params=params), seqlen, degree
                 continue
             if lists is None:
-                lists = _resolve_documents(config, seqlen)
+                lists = _resolve_documents(config, seqlen, machine)
             for variant, documents in lists.items():
                 triples = tuple((item.length, item.prefix, item.flag) for item in documents)
-                yield MaskSpec(name, variant, triples, params), seqlen
+                yield MaskSpec(name, variant, triples, params), seqlen, degree
 
 
-def _resolve_documents(config: RunConfig, seqlen: int) -> dict[str, Documents]:
+def _resolve_documents(config: RunConfig, seqlen: int, machine: Machine) -> dict[str, Documents]:
     """Document lists for one length, by the name that rows record.
 
     The name of a file is recorded without its folder: rows hold no paths of a machine.
@@ -161,14 +171,17 @@ def _resolve_documents(config: RunConfig, seqlen: int) -> dict[str, Documents]:
             return {variant: paper_documents(seqlen, variant) for variant in source.variants}
         if source.source == "sampled":
             return {"sampled_cut" if source.cut else "sampled": sampled_documents(seqlen, config.seed, source.cut)}
-        return {Path(str(source.lengths)).name: _documents_of_file(source, seqlen, config.seed)}
+        return {Path(str(source.lengths)).name: _documents_of_file(source, seqlen, config.seed, machine)}
     except (ValueError, OSError) as error:
         where = f"mask.lengths={source.lengths}" if source.lengths is not None else f"seqlen={seqlen}"
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _documents_of_file(source: FileOfLengths, seqlen: int, seed: int) -> Documents:
+def _documents_of_file(source: FileOfLengths, seqlen: int, seed: int, machine: Machine) -> Documents:
     path = Path(str(source.lengths))
+    refusal = too_long_to_read(path, machine)
+    if refusal is not None:
+        raise LengthsError(refusal)
     policy = source.policy or Policy.IN_ORDER
     rows = read_lengths(path, source.column)
     documents = pack(rows, seqlen, policy, seed, cut=source.cut, name=path.name)

@@ -6,6 +6,8 @@ estimates are for the inputs and the calls; what one competitor needs beyond tha
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from harness.backends.base import gib
 from harness.cases import Group, Problem
 from harness.machine import Machine
@@ -23,16 +25,17 @@ PASS_FACTOR = {"forward": 1.0, "backward": 2.5, "both": 3.5}
 """FLOPs of a pass in forwards (the backward recomputes the scores)."""
 
 
-def too_large(problem: Problem, machine: Machine, per_head: bool) -> str | None:
+def too_large(problem: Problem, machine: Machine, per_head: bool, tensors: bool = True) -> str | None:
     """Why the tensors of the problem cannot fit this machine's memory, or None; known before anything is built.
 
     Args:
         problem: the shapes. machine: available memory. per_head: every batch item and head has mask vectors of its own.
+        tensors: inputs and results are made too, not only the mask.
     """
     masks = problem.batch * problem.heads if per_head else 1
     # Four int32 vectors and as much again while they are made; on a GPU the tensors themselves live elsewhere.
     need = 32 * problem.seqlen * masks
-    if machine.device == "cpu":
+    if machine.device == "cpu" and tensors:
         need += TENSORS * 4 * problem.batch * problem.seqlen * problem.heads * problem.head_dim
     free = machine.memory_available
     if free is None or need <= SHARE * free:
@@ -40,6 +43,21 @@ def too_large(problem: Problem, machine: Machine, per_head: bool) -> str | None:
     return (
         f"{problem.mask.family} with seqlen={problem.seqlen} needs about {gib(need)} of memory and {gib(free)} are available; "
         "take a shorter sequence, fewer heads or a smaller batch"
+    )
+
+
+BYTES_A_BYTE = 50
+"""Bytes of memory that a byte of a length file may become: a document takes 130, and its line three or more."""
+
+
+def too_long_to_read(path: Path, machine: Machine) -> str | None:
+    """Why the documents of a length file cannot fit this machine's memory, or None; known before it is read."""
+    free, need = machine.memory_available, path.stat().st_size * BYTES_A_BYTE if path.is_file() else 0
+    if free is None or need <= SHARE * free:
+        return None
+    return (
+        f"{path.name} has {gib(path.stat().st_size)}; its documents need about {gib(need)} of memory and {gib(free)} are "
+        "available; give a shorter list"
     )
 
 

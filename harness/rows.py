@@ -101,7 +101,8 @@ FIELDS: dict[str, Field] = {
     "host_us": Field(_NUM, True, "median host time to issue one call, microseconds"),
     "flops": Field(_NUM, True, "floating-point operations of one call by exact density", True),
     "flops_tile128": Field(_NUM, True, "the same by 128x128-tile density", True),
-    "errors": Field(_MAP, True, "what the correctness gate measured", True),
+    "errors": Field(_MAP, True, "what the correctness gate measured; empty when simulated", True),
+    "simulation": Field(_MAP, True, "of a simulated row: cluster, interval, overlap, balance, bytes, and every doubt about it"),
     # where
     "device": Field(_STR, False, "cuda or cpu"),
     "gpu": Field(_STR, False, "GPU model, or the CPU's"),
@@ -118,13 +119,13 @@ FIELDS: dict[str, Field] = {
 }
 
 
-_SINCE_2 = ("comp_samples_ms", "comm_samples_ms", "bare_samples_ms", "plan_ms", "recv_share", "ranks")
+_SINCE_2 = ("comp_samples_ms", "comm_samples_ms", "bare_samples_ms", "plan_ms", "recv_share", "ranks", "simulation")
 
 
 def migrated(row: Row) -> Row:
     """A row of an older version as this version has it; other rows as they are.
 
-    1 to 2: what ranks that share a sequence do beside computing was not measured, so it is null.
+    1 to 2: what ranks that share a sequence do beside computing was not measured, and nothing simulated, so it is null.
     """
     if row.get("schema_version") != 1 or isinstance(row["schema_version"], bool) or any(name in row for name in _SINCE_2):
         return row

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.backends import BACKENDS, backend_of
+from harness.backends import backend_of
 from harness.cases import Group, kernel_of, stable_hash
 from harness.child import WORKER, Child, ChildDied, ChildHung
 from harness.limits import PASS_FACTOR
@@ -25,6 +25,7 @@ from harness.progress import Display
 from harness.provenance import environment, git_state, tree_hash
 from harness.resume import Entry, Planned, Recorded, plan
 from harness.rows import SCHEMA_VERSION, Row, RowError, read_rows
+from harness.simulate.backend import Simulated
 from harness.store import Store, StoreError, new_run_id
 from harness.timing import TIMING_VERSION
 
@@ -79,12 +80,14 @@ class _Run:
         self.options = options
         self.device = groups[0].device
         kernels = {kernel for group in groups for kernel in group.kernels}
-        self.available = {kernel: BACKENDS[kernel_of(kernel)].probe(self.device) for kernel in kernels}
         passes = {pass_ for group in groups for pass_ in group.passes}
-        # All groups of a run share in the same way, or not at all.
+        # All groups of a run share in the same way but for the degree, which is no other source, or not at all.
         by_name = {kernel: backend_of(kernel, groups[0]) for kernel in kernels}
+        self.available = {kernel: backend.probe(self.device) for kernel, backend in by_name.items()}
         self.hashes = {(k, pass_): by_name[k].source_hash(self.device, pass_) for k in kernels for pass_ in passes}
-        self.record = environment(self.device)
+        simulated = [backend for backend in by_name.values() if isinstance(backend, Simulated)]
+        self.record = simulated[0].environment() if simulated else environment(self.device)
+        self.told = f"SIMULATED on {self.record['gpu']}: nothing of this is a measurement" if simulated else None
         self.groups = groups
         self.statuses: Counter[str] = Counter()
         self.told_busy = False
@@ -106,19 +109,24 @@ class _Run:
         return plan(self.groups, self.hashes, self.recorded)
 
     def _show_plan(self, planned: list[Planned]) -> int:
+        if self.told is not None:
+            print(self.told)
         for item in planned:
             rounds = sorted({number for number, _, _ in item.todo})
             passes = ", ".join(item.group.passes)
             print(f"{item.group.title}: {', '.join(item.kernels)} ({passes}; rounds {rounds[0]}-{rounds[-1]})")
         total = sum(len(group.kernels) * group.timing.rounds for group in self.groups)
         left = sum(item.steps - len(item.kernels) for item in planned)
-        print(f"{left} of {total} rounds to measure into {self.options.results_dir}; nothing was run")
+        todo = "measure" if self.told is None else "simulate"
+        print(f"{left} of {total} rounds to {todo} into {self.options.results_dir}; nothing was run")
         return EXIT_OK
 
     def _execute(self, planned: list[Planned]) -> int:
         steps = sum(item.steps for item in planned)
         self.child: Child | None = None
         with Display(steps) as self.display:
+            if self.told is not None:
+                self.display.note(self.told)
             if not planned:
                 self.display.note("everything asked for is already recorded")
             try:
@@ -212,6 +220,8 @@ class _Run:
         row |= {"flops": pairs * mask["density"], "flops_tile128": pairs * mask["tile_density"]}
         tflops = row["flops"] / statistics.median(entry["samples_ms"]) / 1e9
         peak = self.options.peak_tflops
+        if peak is not None and group.team is not None:
+            peak *= group.team.cp_degree  # what all ranks compute together
         if peak is not None and tflops > peak:
             row |= dict.fromkeys(("samples_ms", "flops", "flops_tile128"))
             row |= {"status": "incorrect", "reason": f"{tflops:.0f} TFLOP/s is above this machine's peak of {peak:g}"}
@@ -249,7 +259,7 @@ class _Run:
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "status": "ok",
             "reason": None,
-            "source": "measured",
+            "source": "measured" if group.cluster is None else "simulated",
             "protocol": group.timing.protocol,
             "l2": group.timing.l2,
             "round": number,
@@ -290,6 +300,7 @@ class _Run:
             "flops": None,
             "flops_tile128": None,
             "errors": None,
+            "simulation": None,
             "device": group.device,
             "gpu": self.record["gpu"],
             "gpu_hash": self.record["gpu_hash"],

@@ -5,7 +5,8 @@
 Which rows count is decided in ``plots.cells``, so that table and figures never disagree: only the newest source hash of
 each kernel and pass on each GPU (newest by the time of its latest row), all its rounds pooled, never the best of history; a
 case takes the status of its newest row, and a wrong result stands until the code changes. A line whose status is not ``ok``
-has no figures. Columns of context-parallel runs stay empty where they do not apply.
+has no figures. Columns of context-parallel runs stay empty where they do not apply. A simulated line says so in ``source``;
+its interval is the model's.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ def summary_line(cell: Cell) -> dict[str, str]:
             "tflops_tile128": cell.tflops("tile128"),
             **_of_ranks(cell),
         }
+        # Of a simulated cell the model says more, by the names of the columns.
+        values |= {name: value for name, value in (cell["simulation"] or {}).items() if name in COLUMNS}
     return {name: _text(value) for name, value in values.items()}
 
 

@@ -53,7 +53,11 @@ def serve(work: Iterator[Planned], report: Report) -> None:
     """Run what is asked, group by group."""
     for planned in work:
         group = planned.group
-        if group.team is None:
+        if group.cluster is not None:
+            from harness.simulate.run import simulate_group  # here, since most runs need none of it
+
+            simulate_group(planned, report)
+        elif group.team is None:
             run_group(planned, Timer(group.device, group.timing), report)
         else:
             from harness.team import run_in_team  # here, since it starts processes that run this module's part of a group
@@ -63,7 +67,7 @@ def serve(work: Iterator[Planned], report: Report) -> None:
         if "torch._dynamo" in sys.modules:
             torch._dynamo.reset()  # or the recompile limit would send later groups down a slow path
         gc.collect()
-        if group.device == "cuda":
+        if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 

@@ -106,7 +106,7 @@ def draw(frame: pd.DataFrame, caption: str, *, title: str = "", simulated: bool 
         asked = {mask: list(frame.loc[frame["mask"] == mask, "series"]) for mask in masks}
         handles = []
         for name, kernel in series:
-            look = style.look(kernel)
+            look = style.look_of(name, kernel)
             here = frame[frame["series"] == name]
             spots = [masks.index(m) + (asked[m].index(name) - (len(asked[m]) - 1) / 2) * width for m in here["mask"]]
             heights = here["tflops"].to_numpy() * scale.factor

@@ -64,6 +64,12 @@ def sources(cells: Iterable[Cell]) -> tuple[str, ...]:
     return tuple(source for source in ("measured", "simulated") if source in present)
 
 
+def stamp(cells: Iterable[Cell]) -> str:
+    """What stands before a title where not everything was measured."""
+    found = sources(cells)
+    return "" if found in ((), ("measured",)) else f"{' + '.join(source.upper() for source in found)} · "
+
+
 def series_title(title: str, source: str, mixed: bool) -> str:
     """Legend entry; every series says what it is when a figure mixes measured and simulated."""
     return f"{title} ({source})" if mixed else title
@@ -74,6 +80,29 @@ def is_simulated(cells: Iterable[Cell]) -> bool:
     return sources(cells) == ("simulated",)
 
 
+def doubts(cells: Sequence[Cell]) -> str:
+    """What is to be known about the simulated ones, built from their rows; empty without any."""
+    told = [cell["simulation"] for cell in cells if cell.ok and cell["simulation"] is not None]
+    if not told:
+        return ""
+    rates = ", ".join(sorted({one["rates"] for one in told}))
+    parts = [f"Simulated at rates of {plain(rates)}; intervals are the model's, from the spreads of its rates"]
+    if not all(one["validated"] for one in told):
+        parts.append("not validated: never held against measured runs of several GPUs")
+    for kind in ("extrapolated", "borrowed", "assumed"):
+        count = sum(any(doubt.startswith(kind) for doubt in one["doubts"]) for one in told)
+        if count:
+            parts.append(f"{count} of {len(told)} cells {_KINDS[kind]}")
+    return "; ".join(parts) + "."
+
+
+_KINDS = {
+    "extrapolated": "extrapolated beyond what their rates were fitted to",
+    "borrowed": "at borrowed kernel rates",
+    "assumed": "with assumed rates of links",
+}
+
+
 def facts(cells: Sequence[Cell]) -> dict[str, str]:
     """The parts of a caption by name, in order.
 
@@ -82,8 +111,6 @@ def facts(cells: Sequence[Cell]) -> dict[str, str]:
     """
     check_comparable(cells)
     good = [cell for cell in cells if cell.ok]
-    counts = sorted({len(cell.rows) for cell in good})
-    samples = sorted({len(cell.samples) for cell in good})
     one = cells[0]
     shape = f"{plain(one['dtype'])}, {one['heads']}/{one['kv_heads']} heads, D={one['head_dim']}"
     rows = [row for cell in cells for row in (cell.rows or (cell.row,))]
@@ -94,7 +121,7 @@ def facts(cells: Sequence[Cell]) -> dict[str, str]:
         "machine": _few(_each(cells, machine)),
         "protocol": f"{one['protocol']}, {plain(one['l2'])} L2",
         "shape": shape + (", deterministic" if one["deterministic"] else ""),
-        "rounds": f"{_range(counts)} rounds, {_range(samples)} samples" if good else "no figures",
+        "rounds": _taken(good) if good else "no figures",
         "code": _few(shas),
         "time": plain(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"),
     }
@@ -106,7 +133,16 @@ def caption(cells: Sequence[Cell], *notes: str) -> str:
     Raises:
         FigureError: see :func:`check_comparable`.
     """
-    return "\n".join([" · ".join(facts(cells).values()), *(note for note in notes if note)])
+    return "\n".join([" · ".join(facts(cells).values()), *(note for note in (*notes, doubts(cells)) if note)])
+
+
+def _taken(cells: Sequence[Cell]) -> str:
+    """Rounds and samples of the measured ones."""
+    measured = [cell for cell in cells if cell["source"] == "measured"]
+    if not measured:
+        return "a model, nothing was timed"
+    counts, samples = sorted({len(cell.rows) for cell in measured}), sorted({len(cell.samples) for cell in measured})
+    return f"{_range(counts)} rounds, {_range(samples)} samples"
 
 
 def _each(items: Iterable[Any], name: Any) -> list[str]:

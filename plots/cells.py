@@ -77,7 +77,9 @@ class Cell:
 
     @cached_property
     def interval_ms(self) -> Interval:
-        """95% bootstrap interval of the median over rounds."""
+        """95% bootstrap interval of the median over rounds; of a simulated cell what its model says."""
+        if self.row["simulation"] is not None:
+            return Interval(*self.row["simulation"]["interval_ms"])
         return bootstrap_median(list(self.rounds.values()))
 
     def tflops(self, convention: str = "exact") -> float:

@@ -69,7 +69,7 @@ def draw(frame: pd.DataFrame, caption: str, *, title: str = "", simulated: bool 
         for panel, mask in zip(panels.flat, masks, strict=False):
             crosses = 0
             for name, kernel in series:
-                look = style.look(kernel)
+                look = style.look_of(name, kernel)
                 mine = frame[(frame["mask"] == mask) & (frame["series"] == name)].sort_values("seqlen")
                 if not len(mine):
                     continue

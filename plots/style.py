@@ -87,6 +87,15 @@ KERNELS: dict[str, Look] = {
     "magi": Look("MagiAttention", "#AA3377", "...", "*"),
 }
 
+STRATEGIES: dict[str, tuple[str, str, str]] = {
+    "fm3": ("#D55E00", "", "o"),
+    "dual_chunk": ("#009E73", "", "v"),
+    "all_gather": ("#56B4E9", "", "^"),
+    "ring": ("#CC79A7", "", "d"),
+    "ring_skip": ("#CC79A7", "///", "D"),
+}
+"""Colour, hatch and marker of a context-parallel strategy: series of ranks that share a sequence differ by it."""
+
 _FALLBACK_COLOURS = ("#C3C7CC", "#8D949B", "#6B7280")
 _FALLBACK_HATCHES = ("xx", "++", "oo", "--", "||")
 _FALLBACK_MARKERS = ("8", "H", "s", "D", "^")
@@ -99,6 +108,13 @@ def look(kernel: str) -> Look:
     code = zlib.crc32(kernel.encode())
     colour, hatch, marker = (names[code % len(names)] for names in (_FALLBACK_COLOURS, _FALLBACK_HATCHES, _FALLBACK_MARKERS))
     return Look(plain(kernel, 24), colour, hatch, marker)
+
+
+def look_of(series: str, kernel: str) -> Look:
+    """The look of a series: of its strategy where ranks share a sequence by one that is known, else of its kernel."""
+    strategy = dict(enumerate(series.split())).get(1, "")
+    found = look(kernel)
+    return Look(found.title, *STRATEGIES[strategy]) if strategy in STRATEGIES else found
 
 
 def title_of(series: str) -> str:

@@ -90,6 +90,7 @@ def make_row(
         "flops": pairs * density if ok else None,
         "flops_tile128": pairs * tile_density if ok else None,
         "errors": {} if ok else None,
+        "simulation": None,
         "device": device,
         "gpu": "Test GPU",
         "gpu_hash": None,

@@ -41,9 +41,15 @@ SHARED = tuple(IMPLEMENTATIONS)
 
 
 def backend_of(name: str, group: Group) -> Backend:
-    """The competitor of a group, by itself or on ranks that share the sequence."""
+    """The competitor of a group, by itself or on ranks that share the sequence, which may be simulated."""
     backend, sharing = BACKENDS[kernel_of(name)], group.sharing(name)
-    return backend if sharing is None else Sharded(backend, sharing)
+    if sharing is None:
+        return backend
+    if group.cluster is not None:
+        from harness.simulate.backend import Simulated  # here, since it is built on this package
+
+        return Simulated(sharing, group.cluster)
+    return Sharded(backend, sharing)
 
 
 __all__ = ["BACKENDS", "SHARED", "Attend", "Availability", "Backend", "MissingBackend", "backend_of"]

@@ -22,6 +22,7 @@ from harness.config.schema import (
     DocumentSource,
     HardwareSchema,
     MaskSchema,
+    Source,
     TimingSchema,
     options,
 )
@@ -39,17 +40,24 @@ _SOURCES_OF = {
 _PARAMS = ("window", "global_tokens", "keep_rate")
 
 
-def resolve(config: Config, gpu: str | None) -> RunConfig:
+NO_GPU_CLUSTER = "h200_8"
+"""Simulated where nothing says on what: the cluster whose kernel rates were measured."""
+
+
+def resolve(config: Config, gpu: str | None, gpus: int | None = None) -> RunConfig:
     """The checked run.
 
     Args:
         config: what Hydra composed.
         gpu: name of the GPU at hand, or None; it decides what ``auto`` means.
+        gpus: how many there are; None: one, or none without a name. Fewer than the ranks that share a sequence: simulated.
 
     Raises:
         ConfigError: says what was given and what is allowed.
     """
-    hardware = _hardware(config, gpu)
+    degrees = (config.cp_degree,) if config.cp_degree is not None else tuple(config.sweep.cp_degrees or (1,))
+    simulated = _simulated(config, degrees, gpus if gpus is not None else int(gpu is not None))
+    hardware = _hardware(config, gpu, simulated)
     timing = _timing(config, hardware)
     families = (config.mask.family,) if config.mask.family is not None else tuple(config.sweep.masks)
     documents, params = _mask(config, hardware, families)
@@ -58,6 +66,10 @@ def resolve(config: Config, gpu: str | None) -> RunConfig:
         raise ConfigError(f"head_dim={head_dim} is not allowed; it is an integer, at least 1.")
     heads = _first("heads", config.heads, hardware.heads, max(1, hardware.hidden // head_dim) if hardware.hidden else None)
     batch = config.batch if config.batch is not None else hardware.batch
+    tokens_a_rank = None
+    if config.seqlen is None:
+        unasked = hardware.tokens_a_rank if simulated and config.sweep.name == "none" else None
+        tokens_a_rank = config.sweep.tokens_a_rank or unasked
     peaks = {name: peak for name, peak in dataclasses.asdict(hardware.peak_tflops).items() if peak is not None}
     return RunConfig(
         families=families,
@@ -79,7 +91,9 @@ def resolve(config: Config, gpu: str | None) -> RunConfig:
         hardware=hardware.name,
         gpus=tuple(hardware.gpus),
         peak_tflops=peaks,
-        cp_degree=config.cp_degree,
+        cp_degrees=degrees,
+        tokens_a_rank=tokens_a_rank,
+        cluster=hardware.cluster if simulated else None,
         strategy=config.strategy.value if config.strategy is not None else None,
         exchange=config.exchange.value if config.exchange is not None else None,
         source=config.source.value,
@@ -88,9 +102,25 @@ def resolve(config: Config, gpu: str | None) -> RunConfig:
     )
 
 
-def _hardware(config: Config, gpu: str | None) -> HardwareSchema:
+def _simulated(config: Config, degrees: tuple[int, ...], gpus: int) -> bool:
+    """Whether the ranks are simulated: asked for, or nothing else is asked for and they have no GPUs."""
+    on_cpu = Device.cpu in (config.device, config.hardware.device)
+    if config.source is Source.simulated:
+        if min(degrees) == 1:
+            raise ConfigError("source=simulated needs ranks that share a sequence, as in cp_degree=16; one GPU is measured")
+        if on_cpu:
+            raise ConfigError("source=simulated and device=cpu contradict each other: what is simulated are GPUs")
+        return True
+    return config.source is Source.auto and not on_cpu and max(degrees) > max(1, gpus)
+
+
+def _hardware(config: Config, gpu: str | None, simulated: bool) -> HardwareSchema:
     said, device = config.hardware, config.device
     if said.name != "auto":
+        if simulated and said.cluster is None:
+            raise ConfigError(
+                f"hardware={said.name} has no cluster to simulate; allowed: {', '.join(_clusters())}, or hardware.cluster=FILE"
+            )
         if said.device is Device.auto:
             raise ConfigError(f"hardware={said.name} does not say its device; allowed in its file: cuda, cpu.")
         if device not in (Device.auto, said.device):
@@ -99,12 +129,20 @@ def _hardware(config: Config, gpu: str | None) -> HardwareSchema:
                 f"{said.device.value} device. Leave one of them out."
             )
         return said
-    if device is Device.cpu or (device is Device.auto and gpu is None):
+    if simulated:
+        name = next((name for name, item in _clusters().items() if gpu in item.gpus), NO_GPU_CLUSTER)
+    elif device is Device.cpu or (device is Device.auto and gpu is None):
         name = "cpu"
     else:
         files = {name: _file(HardwareSchema, "hardware", name) for name in options("hardware")}
-        name = next((name for name, item in files.items() if gpu in item.gpus), "gpu")
+        name = next((name for name, item in files.items() if gpu in item.gpus and item.cluster is None), "gpu")
     return _overlay(_file(HardwareSchema, "hardware", name), said)
+
+
+def _clusters() -> dict[str, HardwareSchema]:
+    """Files of hardware that name a cluster."""
+    files = {name: _file(HardwareSchema, "hardware", name) for name in options("hardware")}
+    return {name: item for name, item in files.items() if item.cluster is not None}
 
 
 def _timing(config: Config, hardware: HardwareSchema) -> cases.Timing:

@@ -39,7 +39,8 @@ class RunConfig:
     """One run. ``kernels`` None: every competitor that can run. ``batch`` None: ``tokens // seqlen``, at least 1.
 
     ``params`` holds only what the user set; a family in ``families`` takes those that it knows. ``gpus``: the names of the
-    GPUs that the hardware file is about, empty for any. ``peak_tflops``: by dtype, only the known ones.
+    GPUs that the hardware file is about, empty for any. ``peak_tflops``: by dtype, only the known ones. ``tokens_a_rank``: the
+    length is this times the degree, in place of ``seqlens``. ``cluster``: what it is simulated on; None: it is measured.
 
     Raises:
         ConfigError: a value out of its range; the message names the key, the value and what is allowed.
@@ -64,7 +65,9 @@ class RunConfig:
     hardware: str = "cpu"
     gpus: tuple[str, ...] = ()
     peak_tflops: Mapping[str, float] = field(default_factory=dict)
-    cp_degree: int = 1
+    cp_degrees: tuple[int, ...] = (1,)
+    tokens_a_rank: int | None = None
+    cluster: str | None = None
     strategy: str | None = None
     exchange: str | None = None
     source: str = "auto"
@@ -75,7 +78,11 @@ class RunConfig:
         _member("device", self.device, DEVICES)
         _member("dtype", self.dtype, DTYPES)
         _several("masks", self.families)
-        _several("seqlens", self.seqlens)
+        if self.tokens_a_rank is None:
+            _several("seqlens", self.seqlens)
+        else:
+            _integer("tokens_a_rank", self.tokens_a_rank, 1, MAX_SEQLEN // max(self.cp_degrees, default=1))
+        _several("cp_degrees", self.cp_degrees)
         _several("passes", self.passes)
         for pass_ in self.passes:
             _member("passes", pass_, PASSES)
@@ -87,7 +94,8 @@ class RunConfig:
         _integer("heads", self.heads, 1)
         _integer("kv_heads", self.kv_heads, 1)
         _integer("tokens", self.tokens, 1)
-        _integer("cp_degree", self.cp_degree, 1)
+        for degree in self.cp_degrees:
+            _integer("cp_degree", degree, 1)
         _integer("seed", self.seed, 0, MAX_SEED)
         if self.batch is not None:
             _integer("batch", self.batch, 1)
@@ -98,7 +106,7 @@ class RunConfig:
             _number(f"hardware.peak_tflops.{name}", peak, above=0)
         if not self.results_dir.strip():
             raise ConfigError("results_dir is empty; give a folder.")
-        if self.cp_degree == 1:
+        if self.cp_degrees == (1,):
             for name, value in (("strategy", self.strategy), ("exchange", self.exchange)):
                 if value is not None:
                     raise ConfigError(
@@ -130,6 +138,12 @@ class RunConfig:
             rule = "sustained is heated first (above 0), burst is not (0)"
             raise ConfigError(f"timing.heat_s={t.heat_s:g} does not go with timing.protocol={t.protocol}; {rule}")
 
+    def points(self) -> list[tuple[int, int]]:
+        """Lengths and the ranks that share them, shortest first."""
+        if self.tokens_a_rank is not None:
+            return [(self.tokens_a_rank * degree, degree) for degree in sorted(self.cp_degrees)]
+        return [(seqlen, degree) for seqlen in sorted(self.seqlens) for degree in sorted(self.cp_degrees)]
+
     def batch_at(self, seqlen: int) -> int:
         """Sequences at a length."""
         return self.batch if self.batch is not None else max(1, self.tokens // seqlen)
@@ -137,10 +151,12 @@ class RunConfig:
     def summary(self) -> str:
         """What was left open and what became of it, on one line."""
         batch = self.batch if self.batch is not None else f"{self.tokens}/seqlen"
+        seqlens = ",".join(map(str, sorted({seqlen for seqlen, _ in self.points()})))
+        simulated = f" SIMULATED on {self.cluster}" if self.cluster is not None else ""
         return (
-            f"hardware={self.hardware} masks={','.join(self.families)} seqlens={','.join(map(str, self.seqlens))} "
+            f"hardware={self.hardware} masks={','.join(self.families)} seqlens={seqlens} "
             f"dtype={self.dtype} head_dim={self.head_dim} heads={self.heads} kv_heads={self.kv_heads} batch={batch} "
-            f"protocol={self.timing.protocol} rounds={self.timing.rounds}"
+            f"protocol={self.timing.protocol} rounds={self.timing.rounds}{simulated}"
         )
 
     def hash(self) -> str:

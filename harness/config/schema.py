@@ -157,7 +157,9 @@ class HardwareSchema:
 
     ``gpus`` are the full names torch gives the GPU. heads is ``hidden / head_dim`` unless given; batch is
     ``tokens / seqlen``, at least 1, unless given. ``seqlens`` are the lengths of a sweep that names none of its own.
-    ``timing`` names the file that ``timing=auto`` means here.
+    ``timing`` names the file that ``timing=auto`` means here. ``cluster`` is what is simulated where there are not as many
+    such GPUs: a name of ``conf/cluster/`` or the path of a YAML file. ``tokens_a_rank`` is the length a rank of a simulated
+    sequence when nobody says one.
     """
 
     name: str = "auto"
@@ -173,6 +175,8 @@ class HardwareSchema:
     variant: Variant | None = None
     seqlens: list[int] = field(default_factory=list)
     timing: str | None = None
+    cluster: str | None = None
+    tokens_a_rank: int | None = None
 
 
 @dataclass
@@ -195,6 +199,7 @@ class SweepSchema:
     """``sweep``: the lists that stand in for what is not given singly.
 
     None for variants: the hardware's list. ``timing`` is what ``timing=auto`` means in this sweep; None: the hardware's.
+    ``cp_degrees`` go with ``tokens_a_rank``, the length of a rank's part, in place of ``seqlens``.
     """
 
     name: str = "none"
@@ -202,6 +207,8 @@ class SweepSchema:
     seqlens: list[int] = field(default_factory=list)
     variants: list[Variant] | None = None
     timing: str | None = None
+    cp_degrees: list[int] = field(default_factory=list)
+    tokens_a_rank: int | None = None
 
 
 @dataclass
@@ -223,7 +230,7 @@ class Config:
     deterministic: bool = False
     seed: int = 0
     device: Device = Device.auto
-    cp_degree: int = 1
+    cp_degree: int | None = None
     strategy: Strategy | None = None
     exchange: Exchange | None = None
     source: Source = Source.auto

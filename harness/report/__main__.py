@@ -101,7 +101,7 @@ def _header(cells: Sequence[Cell], shown: dict[str, str]) -> Markup:
 
 def _setting_heading(members: Sequence[Cell]) -> Markup:
     told = captions.facts(members)
-    return element("h3", " · ".join(told[name] for name in ("machine", "protocol", "shape")))
+    return element("h3", captions.stamp(members) + " · ".join(told[name] for name in ("machine", "protocol", "shape")))
 
 
 def _figures(cells: Sequence[Cell]) -> list[Markup]:

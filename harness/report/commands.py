@@ -33,9 +33,15 @@ def case_command(row: Row) -> str:
     words += [f"timing.l2={row['l2']}"] if row["l2"] != "cold" else []
     if row["cp_degree"] > 1:
         words += [f"{name}={row[name]}" for name in ("cp_degree", "strategy", "exchange") if row[name] is not None]
-    words += ["source=simulated"] if row["source"] == "simulated" else []
+    if row["source"] == "simulated":
+        typed = [str(word) for word in row["overrides"] if str(word).startswith("hardware")]
+        words += ["source=simulated", *(typed or _cluster(row))]
     # A store of its own: in the old one, what is recorded counts and would not be measured again.
     return _join([*words, "results_dir=results/local/again"])
+
+
+def _cluster(row: Row) -> list[str]:
+    return [f"hardware={row['simulation']['cluster']}"] if row["simulation"] is not None else []
 
 
 def _passes(row: Row) -> list[str]:

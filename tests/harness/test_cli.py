@@ -87,7 +87,7 @@ def test_help_names_the_groups_and_examples(here: Path, capsys: pytest.CaptureFi
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert "python -m harness mask=document seqlen=4096" in shown
-    assert "sweep: none, reproduce, single_gpu, smoke" in shown
+    assert "sweep: cp_scaling, none, reproduce, single_gpu, smoke" in shown
     assert list(here.iterdir()) == []
 
 
@@ -112,13 +112,23 @@ def test_hydras_own_pages_are_reachable(words: list[str], here: Path) -> None:
         (["mask=document", "seqlen=10"], "at least 64"),
         (["mask=document", "mask.lengths=no_such.csv"], "no_such.csv"),
         (["device=cpu", "hardware=h200"], "contradict"),
-        (["cp_degree=16"], "torch sees no GPU here and there is no simulator yet; device=cpu"),
-        (["cp_degree=16", "sweep=smoke", "--dry-run"], "torch sees no GPU here and there is no simulator yet; device=cpu"),
-        (["cp_degree=4096", "device=cpu", "mask=full"], "there is no simulator yet; allowed: 1 to "),
+        (["cp_degree=16", "source=measured", "hardware=h200_8"], "runs on a GPU and torch sees none here"),
+        (["cp_degree=12"], "cp_degree=12: h200_8 holds 1 to 8 ranks and multiples of 8 up to 64"),
+        (["cp_degree=16", "hardware=h200_node", "--dry-run"], "cp_degree=16: h200_node holds 1 to 8 ranks"),
+        (["cp_degree=16", "head_dim=96"], "no rates of fm3 forward D=96"),
+        (["cp_degree=16", "dtype=fp32"], "dtype=float32: rates were fitted for 16-bit elements"),
+        (["cp_degree=16", "deterministic=true"], "no rates of the deterministic backward pass"),
+        (["cp_degree=16", "kernel=flex"], "what is simulated is fm3"),
+        (["cp_degree=16", "strategy=ulysses"], "strategy=ulysses: there is no model of it; allowed: fm3, "),
+        (["cp_degree=16", "exchange=gloo"], "exchange=gloo: there is no model of it; allowed: nccl, symmetric"),
+        (["cp_degree=16", "strategy=ring", "exchange=symmetric"], "a ring passes its shards on by nccl"),
+        (["cp_degree=16", "hardware.cluster=h200_9"], "did you mean 'h200_8'"),
+        (["cp_degree=16", "hardware.cluster=no_such.yaml"], "hardware.cluster=no_such.yaml"),
+        (["cp_degree=4096", "device=cpu", "mask=full"], "ranks at most; allowed: 1 to "),
         (["cp_degree=2", "device=cpu", "strategy=mgai"], "did you mean 'magi'"),
         (["cp_degree=2", "device=cpu", "exchange=nccl"], "exchange=nccl does not exist with device=cpu; allowed: auto, gloo"),
         (["cp_degree=2", "device=cpu", "kernel.names=[dense]"], "kernel.names=dense: ranks that share a sequence run one of"),
-        (["source=simulated"], "no simulator"),
+        (["source=simulated"], "one GPU is measured"),
         (["device=cpu", "mask=full", "seqlen=131072"], "timing.timeout_s"),
         (["--config-name", "other"], "--config-name=other"),
         (["--config-dir", "x"], "--config-dir=x"),

@@ -247,6 +247,11 @@ RULES = [
     (["batch=0"], "batch=0"),
     (["seed=-1"], "seed=-1"),
     (["cp_degree=0"], "cp_degree=0"),
+    (["source=simulated"], "source=simulated needs ranks that share a sequence"),
+    (["source=simulated", "cp_degree=4", "device=cpu"], "source=simulated and device=cpu contradict"),
+    (["cp_degree=4", "hardware=h100"], "hardware=h100 has no cluster to simulate; allowed: h100_8, h200_8, h200_node"),
+    (["cp_degree=4", "hardware.tokens_a_rank=0"], "tokens_a_rank=0"),
+    (["sweep=cp_scaling", "sweep.cp_degrees=[4,4]"], "cp_degrees names 4 more than once"),
     (["strategy=ring"], "strategy=ring means nothing with cp_degree=1"),
     (["exchange=nccl"], "exchange=nccl means nothing with cp_degree=1"),
     (["passes=[]"], "passes is an empty list"),
@@ -293,7 +298,34 @@ def test_run_config_checks_itself_without_hydra() -> None:
 
 def test_composing_with_context_parallelism_works() -> None:
     found = config("cp_degree=16", "strategy=ring", "exchange=nccl")
-    assert (found.cp_degree, found.strategy, found.exchange) == (16, "ring", "nccl")
+    assert (found.cp_degrees, found.strategy, found.exchange) == ((16,), "ring", "nccl")
+
+
+def test_ranks_without_gpus_are_simulated_unless_something_else_is_asked_for() -> None:
+    assert config("cp_degree=16").cluster == "h200_8"
+    assert config("cp_degree=16", gpu=H100).cluster == "h100_8"
+    assert config("cp_degree=16", "hardware=h100_8", gpu=H200).cluster == "h100_8"
+    assert config("cp_degree=16", "source=simulated", "hardware=h200_node").cluster == "h200_node"
+    assert config("cp_degree=16", "hardware.cluster=mine.yaml").cluster == "mine.yaml"
+    assert config("cp_degree=16", "source=measured", gpu=H200).cluster is None
+    assert config("cp_degree=16", "device=cpu").cluster is None
+    assert config("cp_degree=16", "hardware=cpu").cluster is None
+    assert config().cluster is None
+    assert resolve(load(["cp_degree=2"]), H200, 2).cluster is None
+    assert resolve(load(["cp_degree=4"]), H200, 2).cluster == "h200_8"
+    assert resolve(load(["cp_degree=2", "source=simulated"]), H200, 2).cluster == "h200_8"
+
+
+def test_a_simulated_sequence_grows_with_the_ranks_unless_a_length_is_said() -> None:
+    assert config("cp_degree=16").points() == [(131072, 16)]
+    assert config("cp_degree=16", "seqlen=4096").points() == [(4096, 16)]
+    assert config("cp_degree=16", "sweep=smoke").points() == [(512, 16)]
+    assert config("cp_degree=4", "device=cpu").points() == [(4096, 4)]
+    scaling = config("sweep=cp_scaling")
+    assert scaling.points() == [(32768, 4), (65536, 8), (131072, 16), (262144, 32)]
+    assert (scaling.cluster, scaling.batch_at(32768), len(scaling.families)) == ("h200_8", 1, 12)
+    assert config("sweep=cp_scaling", "cp_degree=8").points() == [(65536, 8)]
+    assert config("sweep=cp_scaling", "seqlen=4096").points() == [(4096, n) for n in (4, 8, 16, 32)]
 
 
 def test_a_file_of_ours_that_turns_hydras_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -253,3 +253,18 @@ def test_shipped_lengths() -> None:
     assert len(rows) == 794
     assert sum(row.length for row in rows) == 12_563_320
     assert sum(d.length for d in pack(rows, 1 << 20, "shuffle")) == 1 << 20
+
+
+def test_a_file_larger_than_memory_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    from harness.limits import too_long_to_read
+    from harness.machine import Machine
+
+    path = tmp_path / "long.csv"
+    path.write_text("length\n" + "100\n" * 1000)
+    small, large = (
+        Machine(gpu=None, gpu_memory=None, cpu="test", cores=1, memory=free, memory_available=free) for free in (100_000, 2**30)
+    )
+    said = too_long_to_read(path, small)
+    assert said is not None and said.startswith("long.csv has") and "give a shorter list" in said
+    assert too_long_to_read(path, large) is None
+    assert too_long_to_read(tmp_path / "nothing.csv", small) is None

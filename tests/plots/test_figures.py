@@ -167,6 +167,13 @@ def test_simulated_figures_carry_the_watermark_and_mixed_ones_label_every_series
     assert "SIMULATED" not in [text.get_text() for text in measured.figure().texts]
 
 
+def test_series_of_ranks_look_like_their_strategy() -> None:
+    looks = [style.look_of(f"fm3 {name} nccl (simulated)", "fm3") for name in style.STRATEGIES]
+    assert len({(look.colour, look.hatch) for look in looks}) == len(looks)
+    assert style.look_of("fm3", "fm3") == style.look_of("fm3 (measured)", "fm3") == style.look("fm3")
+    assert style.look_of("fm3 unknown nccl", "fm3") == style.look("fm3")
+
+
 def test_colours_are_fixed_and_no_two_kernels_look_alike() -> None:
     looks = [style.look(name) for name in style.KERNELS]
     assert len({(look.colour, look.hatch) for look in looks}) == len(looks)
