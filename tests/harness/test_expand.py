@@ -58,19 +58,19 @@ def test_one_question_is_one_group() -> None:
 
 
 def test_ranks_that_share_a_sequence_are_one_group_with_a_competitor_a_strategy() -> None:
-    (every,) = expand(run_config(cp_degree=2), CPU)
+    (every,) = expand(run_config(cp_degrees=(2,)), CPU)
     assert every.team == Team(2, "gloo")
     # PyTorch's own is not timed on a CPU unless it is asked for; then its row says why.
     assert every.kernels == tuple(f"reference/{name}" for name in STRATEGIES if name != "flex_cp")
     for strategy, kernel in (("ring", "reference"), ("flex_cp", "flex")):
-        (one,) = expand(run_config(cp_degree=2, strategy=strategy, exchange="auto"), CPU)
+        (one,) = expand(run_config(cp_degrees=(2,), strategy=strategy, exchange="auto"), CPU)
         assert one.kernels == (f"{kernel}/{strategy}",)
         assert Group.from_json(one.to_json()) == one
     two = dataclasses.replace(H200, gpus=2)
-    (gpus,) = expand(run_config(cp_degree=2, device="cuda", kernels=("fm3",), exchange="symmetric"), two)
+    (gpus,) = expand(run_config(cp_degrees=(2,), device="cuda", kernels=("fm3",), exchange="symmetric"), two)
     assert gpus.team == Team(2, "symmetric") and gpus.kernels[-1] == "flex/flex_cp" and "fm3/ring" in gpus.kernels
     assert "exchange=gloo does not exist with device=cuda; allowed: auto, nccl, symmetric" in refused(
-        two, cp_degree=2, device="cuda", kernels=("fm3",), exchange="gloo"
+        two, cp_degrees=(2,), device="cuda", kernels=("fm3",), exchange="gloo"
     )
 
 

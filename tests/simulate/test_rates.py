@@ -56,12 +56,13 @@ def test_the_planner_prices_tiles_as_the_rates_do() -> None:
     forward = Rates.of("nvidia-h200").kernel("fm3", "forward", 128)
     assert forward is not None
     prices = Costs()
-    for own, theirs in (
-        (forward.full_ps, prices.full),
-        (forward.partial_ps, prices.partial),
-        (forward.outer_ps, prices.row_tile),
+    # Row tiles are few beside tiles: what one costs differs most from one set of rows to the next.
+    for own, theirs, apart in (
+        (forward.full_ps, prices.full, 0.1),
+        (forward.partial_ps, prices.partial, 0.1),
+        (forward.outer_ps, prices.row_tile, 0.25),
     ):
-        assert own == pytest.approx(theirs, rel=0.15)
+        assert own == pytest.approx(theirs, rel=apart)
 
 
 def test_only_measured_single_gpu_cells_are_fitted() -> None:
