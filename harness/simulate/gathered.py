@@ -1,8 +1,8 @@
-"""Keys gathered before attention, and gradients sent back after it: what the runtime does (``context_parallel.gathered``).
+"""Keys gathered before attention, and gradients sent back after it: the runtime without stages (``context_parallel.gathered``).
 
 Between nodes the exchange has two halves: everything from owners, to their own node and to the gateways of others, and then
 what gateways hand on. Backwards gradients take the same way, and a gateway adds up those of its node, so that they cross the
-network once. The runtime of today has no second level; within one node the two are the same.
+network once.
 """
 
 from __future__ import annotations

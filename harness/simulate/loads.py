@@ -19,6 +19,8 @@ from harness.simulate.cluster import Cluster
 from harness.simulate.rates import NOMINAL, KernelRates
 from masks.column_mask import BLOCK
 
+Seeing = tuple[int, int] | None
+"""Which of a rank's chunks, as from ``Plan.seeing``; None: all of them."""
 HALF, SINGLE = 2, 4
 """Bytes of an element: of inputs, outputs and what travels; of sums."""
 
@@ -75,7 +77,7 @@ class Loads:
         rows = [plan.rows(rank) for rank in range(plan.ranks)]
         self._row_lengths = [np.array([end - start for start, end in spans], dtype=np.int64) for spans in rows]
         self._own = [int(lengths.sum()) for lengths in self._row_lengths]
-        self._launches: dict[tuple[int, bytes], Launch] = {}
+        self._launches: dict[tuple[int, bytes, Seeing], Launch] = {}
 
     def at(self, end: int, spread: float) -> Loads:
         """The same at an end of all spreads; ``spread``: of the kernel's times."""
@@ -97,22 +99,25 @@ class Loads:
         """Rows of a rank, and columns that it owns."""
         return self._own[rank]
 
-    def launch(self, rank: int, units: list[int]) -> Launch:
-        """The launch that takes a rank's rows to the columns of these units. Of a rank without rows or columns: nothing."""
+    def launch(self, rank: int, units: list[int], seeing: Seeing = None) -> Launch:
+        """The launch that takes a rank's rows to the columns of these units. Of a rank without rows or columns: nothing.
+
+        ``seeing``: only the rows of these of the rank's chunks, ``[first, end)`` in their order.
+        """
         columns = np.array(units, dtype=np.int64)
-        key = rank, columns.tobytes()
+        key = rank, columns.tobytes(), seeing
         if key not in self._launches:
-            self._launches[key] = self._launch(rank, columns)
+            self._launches[key] = self._launch(rank, columns, slice(*(seeing or (None,))))
         return self._launches[key]
 
-    def _launch(self, rank: int, columns: np.ndarray) -> Launch:
-        chunks = self._chunks[rank]
+    def _launch(self, rank: int, columns: np.ndarray, seeing: slice) -> Launch:
+        chunks = self._chunks[rank][seeing]
         if not len(chunks) or not len(columns):
             return Launch(0.0, 0.0, 0.0, 0.0)
         full, partial = (kind[np.ix_(chunks, columns)] for kind in (self.plan.work.full, self.plan.work.partial))
         # The kernel works through row tiles forward and through column tiles backward.
         axis = 1 if self.pass_ == "forward" else 0
-        lengths = self._row_lengths[rank] if axis == 1 else self._unit_lengths[columns]
+        lengths = self._row_lengths[rank][seeing] if axis == 1 else self._unit_lengths[columns]
         tiles = (lengths + BLOCK - 1) // BLOCK
         costs = (full * self.rates.full_ps + partial * self.rates.partial_ps).sum(axis) * self._scale / self._heads
         longest = float((costs / tiles).max()) + self.rates.outer_ps
@@ -124,9 +129,9 @@ class Loads:
         """Those that were asked for, each once, in the order in which they were."""
         return list(self._launches.values())
 
-    def attention_ms(self, rank: int, units: list[int]) -> float:
+    def attention_ms(self, rank: int, units: list[int], seeing: Seeing = None) -> float:
         """Of that launch."""
-        return self.launch(rank, units).milliseconds(self.rates, self.cluster.sms) * self._pace
+        return self.launch(rank, units, seeing).milliseconds(self.rates, self.cluster.sms) * self._pace
 
     def chunk_ms(self) -> np.ndarray:
         """What every chunk costs wherever it lies, at the rates as they are: float64 ``[chunks]``."""
@@ -152,10 +157,11 @@ class Loads:
         """Gradients of so many tokens, of elements of this size, added to sums."""
         return self._memory(tokens * self.bytes_per_token / HALF * (size + 2 * SINGLE))
 
-    def merge_ms(self, rank: int) -> float:
-        """The output of one part merged into the rank's, or its share of dq added: a 16-bit part, 32-bit sums."""
+    def merge_ms(self, rank: int, seeing: Seeing = None) -> float:
+        """The output of one part merged into the rank's, or its share of dq added: a 16-bit part, 32-bit sums. ``seeing``: of
+        the rows of these chunks."""
         p = self.problem
-        elements = self.own_tokens(rank) * p.batch * p.heads * p.head_dim
+        elements = int(self._row_lengths[rank][slice(*(seeing or (None,)))].sum()) * p.batch * p.heads * p.head_dim
         return self._memory(elements * (HALF + 2 * SINGLE))
 
     def _memory(self, amount: float) -> float:

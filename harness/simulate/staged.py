@@ -42,12 +42,14 @@ class _Staged:
                     flags = [self.moves.flag(rank, COPY, arrived[rank])] if arrived[rank] else []
                     self._compute(rank, stage, self.shares[rank][stage], flags)
             elif units or not stage:
+                # Rows that see nothing of a stage are left out of its launch, and of what is merged.
+                seeing = self.plan.seeing(rank, stage) if stage else None
                 before = self.host[rank]
                 issued = [] if before is None else [self.steps.delay(rank, WAIT, "issue", self.loads.host_ms(), before)]
                 self.host[rank] = issued
-                self._compute(rank, stage, self.loads.attention_ms(rank, units), [*arrived[rank], *issued])
+                self._compute(rank, stage, self.loads.attention_ms(rank, units, seeing), [*arrived[rank], *issued])
                 if before is not None:
-                    merge = self.steps.work(rank, COMPUTE, "merge", self.loads.merge_ms(rank), self.done[rank])
+                    merge = self.steps.work(rank, COMPUTE, "merge", self.loads.merge_ms(rank, seeing), self.done[rank])
                     self.done[rank] = [merge]
 
     def bring(self, batch: Batch, ready: Numbers) -> Numbers:

@@ -228,8 +228,8 @@ def test_no_run_beats_its_bounds(pass_: str, strategy: str, exchange: str) -> No
     found = simulate(problem, mask_of("document", 16384), Ask(16, strategy, exchange), pass_, cluster).prediction
     assert found.least <= found.compute <= found.full
     assert found.full <= found.compute + found.communicate + 1e-9
-    # Exchanges with nothing computed between them begin at once, and may crowd each other a little.
-    assert found.communicate <= found.full * 1.2
+    # Not a law: exchanges with nothing computed between them begin at once, and crowd each other where ranks read in one order.
+    assert found.communicate <= found.full * 1.4
     assert found.low < found.full < found.high
     assert sum(found.received) >= found.least_received
     assert 0 < found.balance <= 1
