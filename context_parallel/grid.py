@@ -25,6 +25,12 @@ class PlanError(ValueError):
     """A plan that cannot be made: the message says what was given and what is allowed."""
 
 
+LONGEST = 2**31 - BLOCK
+"""Rows of the largest chunk: the compiled planner counts in 32 bits."""
+MOST_RANKS = 2**16
+"""Every rank's plan holds a number for every other rank."""
+
+
 def require(name: str, value: object, least: int, multiple: int = 1, most: int | None = None) -> None:
     """Refuses a value that is not an integer >= ``least``, a multiple of ``multiple`` and at most ``most``."""
     allowed = f"an integer >= {least}" if most is None else f"an integer from {least} to {most}"
@@ -45,7 +51,7 @@ def check_ranks(ranks: int, ranks_per_node: int | None) -> int:
     Raises:
         PlanError: fewer than one rank, or nodes that do not come out even.
     """
-    require("ranks", ranks, 1)
+    require("ranks", ranks, 1, most=MOST_RANKS)
     if ranks_per_node is None:
         return 1
     require("ranks_per_node", ranks_per_node, 1)
@@ -73,8 +79,8 @@ class Grid:
 
     def __post_init__(self) -> None:
         require("seqlen", self.seqlen, 1)
-        require("unit", self.unit, BLOCK, BLOCK)
-        require("chunk", self.chunk, self.unit, self.unit)
+        require("unit", self.unit, BLOCK, BLOCK, LONGEST)
+        require("chunk", self.chunk, self.unit, self.unit, LONGEST)
 
     @staticmethod
     def of(seqlen: int, ranks: int, chunk: int | None = None, unit: int | None = None) -> Grid:
@@ -87,7 +93,7 @@ class Grid:
             unit: default: ``TILES_A_UNIT`` tiles, or the largest part of the chunk below that.
         """
         require("seqlen", seqlen, 1)
-        require("ranks", ranks, 1)
+        require("ranks", ranks, 1, most=MOST_RANKS)
         if chunk is None:
             step = unit if isinstance(unit, int) and unit > 0 else BLOCK
             chunk = max(step, seqlen // (ranks * CHUNKS_A_RANK) // step * step)

@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("words", nargs="*", metavar="key=value", help="as for python -m harness")
     parser.add_argument("--out", type=Path, help="folder of the ranking and the timeline (default: RESULTS_DIR/plan)")
     parser.add_argument("--top", type=int, default=12, metavar="N", help="lines of the ranking (default: 12)")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     if options.top < 1:
         parser.error(f"--top is {options.top}; it must be at least 1")
     try:

@@ -127,7 +127,8 @@ def migrated(row: Row) -> Row:
 
     1 to 2: what ranks that share a sequence do beside computing was not measured, and nothing simulated, so it is null.
     """
-    if row.get("schema_version") != 1 or isinstance(row["schema_version"], bool) or any(name in row for name in _SINCE_2):
+    version = row.get("schema_version")
+    if type(version) is not int or version != 1 or any(name in row for name in _SINCE_2):
         return row
     return {**row, "schema_version": 2, **dict.fromkeys(_SINCE_2)}
 
@@ -173,6 +174,7 @@ def check_row(row: Any, where: str = "row") -> Row:
         if beside is not None and not (ok and beside and all(_sane(sample) and sample > 0 for sample in beside)):
             raise RowError(f"{where}: {name} must be null or, with status ok, positive numbers, found {_short(beside)}")
     _check_ranks(row, where)
+    _check_simulation(row, where)
     samples = row["samples_ms"]
     if ok:
         if not samples or not _positive(samples):
@@ -193,6 +195,18 @@ def _check_ranks(row: Row, where: str) -> None:
         fits = isinstance(vector, list) and len(vector) == row["cp_degree"]
         if not fits or not all(_sane(value) and value >= 0 for value in vector):
             raise RowError(f"{where}: ranks.{name} must be {row['cp_degree']} numbers >= 0, found {_short(vector)}")
+
+
+def _check_simulation(row: Row, where: str) -> None:
+    """What a model says of itself: only on rows that are simulated, and with its interval."""
+    told = row["simulation"]
+    if told is None:
+        return
+    if row["source"] != "simulated" or row["status"] != "ok":
+        raise RowError(f"{where}: simulation must be null on rows that are {row['source']} with status {row['status']}")
+    interval = told.get("interval_ms")
+    if not isinstance(interval, list) or len(interval) != 2 or not all(_sane(end) and end > 0 for end in interval):
+        raise RowError(f"{where}: simulation.interval_ms must be two positive numbers, found {_short(interval)}")
 
 
 _LARGEST = 2**63

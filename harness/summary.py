@@ -40,6 +40,12 @@ COLUMNS = (
 _COPIED = (*COLUMNS[: COLUMNS.index("status")], "density", "tile_density", "l2")
 
 
+_OF_A_MODEL = (
+    "t_full_ms", "t_comp_ms", "t_comm_ms", "exposed_ms", "overlap", "balance", "recv_bytes", "recv_bytes_max", "recv_share",
+    "scaling",
+)  # fmt: skip
+
+
 def summary_line(cell: Cell) -> dict[str, str]:
     """One line of the table as text, every column of COLUMNS."""
     values: dict[str, Any] = dict.fromkeys(COLUMNS)
@@ -64,7 +70,7 @@ def summary_line(cell: Cell) -> dict[str, str]:
             **_of_ranks(cell),
         }
         # Of a simulated cell the model says more, by the names of the columns.
-        values |= {name: value for name, value in (cell["simulation"] or {}).items() if name in COLUMNS}
+        values |= {name: value for name, value in (cell["simulation"] or {}).items() if name in _OF_A_MODEL}
     return {name: _text(value) for name, value in values.items()}
 
 

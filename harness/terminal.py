@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from harness.findings import Place, places
-from plots.captions import machine, stamp
+from plots.captions import machine, stamp, team
 from plots.cells import Cell, series_of
 from plots.slots import settings
 from plots.style import length_label, plain, rank, scale_for, title_of
@@ -48,7 +48,7 @@ def _block(group: list[Place], title: str, one: Cell, colour: bool, width: int) 
     order = sorted(names, key=lambda name: (rank(names[name]), name))
     speeds = [cell.tflops() for place in group for cell in place.cells if cell.ok]
     scale = scale_for(max(speeds, default=1.0))
-    setting = f"{machine(one)}, {one['protocol']}, {plain(one['dtype'])}, D={one['head_dim']}"
+    setting = f"{machine(one)}, {one['protocol']}, {plain(one['dtype'])}, D={one['head_dim']}{team(one)}"
     title = f"{stamp(cell for place in group for cell in place.cells)}{setting}: {title} ({scale.unit}, ms)"
     lines = []
     for place in group:

@@ -53,6 +53,11 @@ def machine(cell: Cell | Row) -> str:
     return plain(cell["gpu"]) + ("" if limit is None else f" ({limit:g} W)")
 
 
+def team(cell: Cell | Row) -> str:
+    """How many ranks share the sequence, as the last part of a setting; empty for one."""
+    return f", {cell['cp_degree']} ranks" if cell["cp_degree"] > 1 else ""
+
+
 def commit(row: Row) -> str:
     """The commit of a row in ten digits; a + stands for uncommitted changes."""
     return plain(row["git_sha"][:10]) + ("+" if row["git_dirty"] else "") if row["git_sha"] else "unknown code"
@@ -112,7 +117,7 @@ def facts(cells: Sequence[Cell]) -> dict[str, str]:
     check_comparable(cells)
     good = [cell for cell in cells if cell.ok]
     one = cells[0]
-    shape = f"{plain(one['dtype'])}, {one['heads']}/{one['kv_heads']} heads, D={one['head_dim']}"
+    shape = f"{plain(one['dtype'])}, {one['heads']}/{one['kv_heads']} heads, D={one['head_dim']}{team(one)}"
     rows = [row for cell in cells for row in (cell.rows or (cell.row,))]
     shas = _each(rows, commit)
     days = sorted({row["time"][:10] for row in rows})

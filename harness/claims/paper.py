@@ -89,7 +89,7 @@ _MANY = "4 to 32 GPUs, 8K tokens on each, forward and backward: over"
 _MODEL = "118B-A14B mixture of experts, 128K tokens, 128 GPUs, over Dual Chunk all-gather:"
 _H100 = "NVIDIA H100"
 
-_NOT_RECORDED = "rows do not hold how much of the communication is hidden"
+_NOT_RECORDED = "no measured rows of several GPUs, which hold how much of the communication is hidden"
 _NO_MODEL = "nothing here trains this model on that many GPUs"
 _NOT_MEGATRON = "the rival is what is published about Megatron-Core, implemented here on this project's kernel; not its code"
 

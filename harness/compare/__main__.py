@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return rerun(words[1:])
     options = _parser().parse_args(words)
+    if options.against == "":
+        return _complain("--against is empty; name a git ref or a results folder, or leave it out", EXIT_USAGE)
     try:
         settings = load(options.settings)
         if options.self_test:

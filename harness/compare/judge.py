@@ -50,7 +50,14 @@ def compare(candidate: Recording, baseline: Recording, settings: Settings, *, wh
             verdicts.append(found)
     verdicts += _judged(pairs, settings.thresholds)
     verdicts, told = _acknowledge(verdicts, settings.acknowledged, today)
-    notes = [*candidate.notes, *baseline.notes, *scope.notes(base), *_clock_skew(candidate, baseline), *told]
+    notes = [
+        *candidate.notes,
+        *baseline.notes,
+        *scope.notes(base),
+        *_clock_skew(candidate, baseline),
+        *_nothing_new(verdicts),
+        *told,
+    ]
     return Comparison(candidate.label, baseline.label, tuple(sorted(verdicts, key=_order)), tuple(notes), settings.thresholds)
 
 
@@ -81,7 +88,7 @@ def _both(key: Key, ours: Cell, theirs: Cell, new: Side, base: Side) -> Verdict 
     stored = {identity_of(item) for item in theirs.rows}
     fresh = [item for item in ours.rows if identity_of(item) not in stored]
     if not fresh:
-        return Verdict(Kind.SAME, row, "the very rows of the baseline")
+        return Verdict(Kind.SAME, row, _NOTHING_NEW)
     for name, what in (("timing_version", "the timing method"), ("mask_digest", "the mask's content")):
         if row[name] != theirs.row[name]:
             return Verdict(Kind.AMBIGUOUS, row, f"{what} changed: its figures do not compare", command=case_command(row))
@@ -143,6 +150,16 @@ def _in_cycles(pair: Pair, thresholds: Thresholds) -> float | None:
 
 def _clock(pair: Pair) -> float | None:
     return pair.new.clock / pair.base.clock if pair.new.clock and pair.base.clock else None
+
+
+_NOTHING_NEW = "the very rows of the baseline"
+
+
+def _nothing_new(verdicts: Sequence[Verdict]) -> Iterable[str]:
+    """Cases that were not compared are no proof of anything."""
+    count = sum(verdict.reason == _NOTHING_NEW for verdict in verdicts)
+    if count:
+        yield f"{count} of {len(verdicts)} cases are the very rows of the baseline: nothing was compared there"
 
 
 def _clock_skew(candidate: Recording, baseline: Recording) -> Iterable[str]:

@@ -73,6 +73,10 @@ def _collector_at_rest() -> Iterator[None]:
 def recording(label: str, rows: Sequence[Row], cut: Sequence[str] = (), now: datetime | None = None) -> Recording:
     """Rows with what is to be said of them. ``cut``: files that end in half a line."""
     notes = [f"{label}: {name} ends in half a line, which was left out" for name in cut]
+    measured = [row for row in rows if row["source"] == "measured"]
+    if len(measured) < len(rows):
+        notes.append(f"{label}: {len(rows) - len(measured)} simulated rows were left out: nothing of them was measured")
+    rows = measured
     twice = len(rows) - len(set(map(identity_of, rows)))
     if twice:
         notes.append(f"{label}: {twice} rows are stored twice and count once")

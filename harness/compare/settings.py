@@ -106,6 +106,8 @@ def load(path: Path = DEFAULT) -> Settings:
         raise SettingsError(f"{path.name}: not YAML ({' '.join(str(error).split())})") from error
     except SettingsError as error:
         raise SettingsError(f"{path.name}: {error}") from error
+    except (ValueError, RecursionError) as error:  # an impossible date, a number of thousands of digits, brackets without end
+        raise SettingsError(f"{path.name}: not YAML that can be read ({' '.join(str(error).split())[:200]})") from error
     try:
         return parse({} if raw is None else raw)
     except SettingsError as error:

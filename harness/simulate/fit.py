@@ -96,7 +96,8 @@ def borrow(own: dict[str, Any], lent: dict[str, Any], lender_own: dict[str, Any]
     overall = sum(lent[name] for name in names) / sum(lender_own[name] for name in names)
     ratio = {name: lent[name] / lender_own[name] if lender_own[name] else overall for name in names}
     error = own["worst"] + lent["worst"] + lender_own["worst"]
-    why = f"no row of {own['kernel']} {lent['pass']}: its {own['pass']} times FlexAttention's {lent['pass']} over {own['pass']}"
+    lacks, has = lent["pass"], own["pass"]
+    why = f"too few rows of {own['kernel']} {lacks}: its {has} times FlexAttention's {lacks} over {has}"
     return {
         **own,
         "outer_tiles": [*own["outer_tiles"]],

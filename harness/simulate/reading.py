@@ -30,6 +30,8 @@ def load(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark is not None else ""
         raise ClusterError(f"{path.name}: not YAML{line}") from error
+    except (ValueError, RecursionError) as error:  # an impossible date, a number of thousands of digits, brackets without end
+        raise ClusterError(f"{path.name}: not YAML that can be read ({' '.join(str(error).split())[:200]})") from error
     return mapping(found, path.name)
 
 
@@ -55,7 +57,7 @@ def entries(value: Any, where: str, needed: Iterable[str], optional: Iterable[st
 
 def number(value: Any, where: str, *, least: float = 0.0, above: bool = False, most: float = math.inf) -> float:
     """A finite number from ``least`` (or above it) to ``most``."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     if not good or value < least or (above and value == least) or value > most:
         bounds = f"{'above' if above else 'at least'} {least:g}" + (f" and at most {most:g}" if most < math.inf else "")
         raise ClusterError(f"{where} is {value!r}; it must be a number {bounds}")

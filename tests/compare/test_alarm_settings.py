@@ -64,6 +64,8 @@ def test_values_are_taken_over(tmp_path: Path) -> None:
         ("thresholds: {least_drop: 0.1, least_drop: 0.2}", "line 1: least_drop is there twice"),
         ("thresholds: !!python/object/apply:os.getcwd []", "not YAML"),
         ("thresholds: {", "not YAML"),
+        ("acknowledged: [{reason: x, until: 2027-02-30}]", "not YAML that can be read"),
+        ("[" * 5000, "not YAML that can be read"),
         ("- 1", "the file is .1.; expected keys and values"),
     ],
 )

@@ -253,7 +253,7 @@ def test_more_of_one_thing_is_never_slower(cell: tuple[str, str], pass_: str, fa
         for values in (base, base | {what: better})
     ]
     # Sooner ready, two transfers may meet at a port that they took in turn before: that costs a little, as it does in life.
-    assert times[1] <= times[0] * 1.02
+    assert times[1] <= times[0] * 1.05
 
 
 @pytest.mark.parametrize(("strategy", "exchange"), CELLS)
@@ -291,8 +291,8 @@ def test_what_is_borrowed_assumed_or_beyond_the_fit_is_said() -> None:
     assert forward.outer_tiles[0] > 4
     assert "extrapolated: 4 to 4 outer tiles a launch, fitted at" in doubts("h200_8", Ask(2), seqlen=1024, heads=1)
     assert "extrapolated" not in doubts("h200_8", Ask(1), seqlen=131072)
-    assert ("borrowed: no row" in doubts("h200_8", Ask(2), "backward")) == (backward.borrowed is not None)
-    assert "borrowed: no row" not in doubts("h200_8", Ask(2))
+    assert ("borrowed: too few rows" in doubts("h200_8", Ask(2), "backward")) == (backward.borrowed is not None)
+    assert "borrowed: too few rows" not in doubts("h200_8", Ask(2))
     assert "kernels and NVLink of NVIDIA H200" in doubts("h100_8", Ask(2))
     assert "kernels and NVLink of NVIDIA H200" not in doubts("h200_8", Ask(2))
     assert "all rates between nodes" in doubts("h200_8", Ask(16))

@@ -94,7 +94,7 @@ def test_measured_rows_of_a_pass_take_the_place_of_borrowed_rates() -> None:
     lent = rows("flex", "forward", 2.0) + rows("flex", "backward", 6.0)
     borrowed = fit.kernels(cells_of(rows("fm3", "forward", 1.0) + lent))
     assert [one["pass"] for one in borrowed] == ["forward", "backward"]
-    assert "no row of fm3 backward" in borrowed[1]["borrowed"]
+    assert "too few rows of fm3 backward" in borrowed[1]["borrowed"]
     assert borrowed[1]["worst"] > borrowed[0]["worst"]
     for name in ("full_ps", "partial_ps", "outer_ps"):
         assert borrowed[1][name] == pytest.approx(3 * borrowed[0][name], rel=0.05)
