@@ -178,7 +178,7 @@ def test_nodes_are_kept_apart_where_the_mask_allows() -> None:
 
 def test_refusals() -> None:
     work = random_work(np.ones(4, dtype=np.int64), 0, 0.5)
-    with pytest.raises(PlanError, match="ranks is 0; it must be an integer >= 1"):
+    with pytest.raises(PlanError, match="ranks is 0; it must be an integer from 1 to 65536"):
         balance(work, 0)
     with pytest.raises(PlanError, match="ranks_per_node is 3; it must divide the number of ranks, 4"):
         balance(work, 4, 3)
