@@ -115,7 +115,7 @@ FIELDS: dict[str, Field] = {
     "tree_hash": Field(_STR, False, "hash of csrc, fm3_kernel, masks and harness"),
     "timing_version": Field(_INT, False, "version of the timing method"),
     "config_hash": Field(_STR, False, "hash of the composed configuration"),
-    "overrides": Field(_LIST, False, "what the user typed"),
+    "overrides": Field(_LIST, False, "what the user typed, but for a results folder named from the root of the machine"),
 }
 
 

@@ -312,8 +312,13 @@ class _Run:
             "tree_hash": tree_hash(),
             "timing_version": TIMING_VERSION,
             "config_hash": self.options.config_hash,
-            "overrides": list(self.options.overrides),
+            "overrides": [word for word in self.options.overrides if not _is_a_place(word)],
         }
+
+
+def _is_a_place(word: str) -> bool:
+    """Whether it says where on this machine rows go: no part of what was asked, and of no use on another one."""
+    return word.startswith("results_dir=") and Path(word.partition("=")[2].strip("'\"")).is_absolute()
 
 
 @dataclass

@@ -44,6 +44,12 @@ def keys(results: Path) -> Counter[tuple[str, str, int]]:
     return Counter((row["kernel"], row["pass"], row["round"]) for row in read_rows(results))
 
 
+def test_a_row_does_not_say_where_on_the_machine_it_was_put(tmp_path: Path) -> None:
+    typed = ("mask=full", f"results_dir={tmp_path}", "results_dir=near")
+    assert run([group(("good",), rounds=1)], replace(options(tmp_path), overrides=typed)) == EXIT_OK
+    assert {tuple(row["overrides"]) for row in read_rows(tmp_path)} == {("mask=full", "results_dir=near")}
+
+
 def test_a_good_run_records_every_round_once_in_alternating_order(tmp_path: Path) -> None:
     assert run([group(("good", "other"), rounds=3)], options(tmp_path)) == EXIT_OK
     rows = read_rows(tmp_path)
