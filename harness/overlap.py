@@ -12,8 +12,6 @@ from typing import Any, Protocol
 
 from harness.timing import Call
 
-ALONE = ("comp", "comm", "bare")
-
 
 class RankTimer(Protocol):
     """What times one call on all ranks."""
@@ -33,7 +31,7 @@ def turn_about(timer: RankTimer, whole: Call, alone: dict[str, Call]) -> dict[st
 
     Args:
         timer: of this rank; all ranks call this together.
-        whole: the call itself. alone: parts of it, by names of ``ALONE``.
+        whole: the call itself. alone: parts of it: ``comp``, ``comm``, ``bare``.
 
     Returns:
         The fields of a row: ``samples_ms`` and ``<part>_samples_ms``, and in ``ranks`` the medians by rank.

@@ -115,10 +115,7 @@ def kernels(cells: Iterable[Cell]) -> list[dict[str, Any]]:
     """Entries of all passes and head dims of this project's kernel that the measured cells of one GPU allow."""
     groups: dict[tuple[str, str, int], list[Cell]] = defaultdict(list)
     for cell in cells:
-        plain = (
-            not cell["deterministic"] and cell["cp_degree"] == 1 and cell["l2"] == "cold" and cell["protocol"] == "sustained"
-        )
-        if cell.ok and cell["source"] == "measured" and plain and cell["dtype"] == "bfloat16":
+        if cell.ok and all(cell[name] == value for name, value in FITTED.items()):
             groups[cell["kernel"], cell["pass"], cell["head_dim"]].append(cell)
     fitted = {key: found for key, members in groups.items() if (found := fit_cells(members)) is not None}
     entries = [found for key, found in sorted(fitted.items()) if key[0] == KERNEL]

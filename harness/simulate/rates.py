@@ -7,7 +7,6 @@ the rates as they are and at both ends of all spreads: that is the interval of a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from harness.provenance import ROOT
@@ -171,11 +170,6 @@ class Rates:
         """The rates of a kernel, or None."""
         wanted = (kernel, pass_, head_dim)
         return next((one for one in self.kernels if (one.kernel, one.pass_, one.head_dim) == wanted), None)
-
-
-def rate_files() -> list[Path]:
-    """All files of fitted rates."""
-    return sorted((FOLDER / "rates").glob("*.yaml"))
 
 
 def _range(value: Any, where: str) -> Range:
