@@ -11,6 +11,7 @@ from pathlib import Path
 
 from harness.claims.judge import judge
 from harness.claims.text import for_readme
+from harness.marked import with_part
 from harness.provenance import ROOT
 from plots import captions
 from plots.cells import Cell, cells_of, load_rows
@@ -49,20 +50,6 @@ def _pair(cells: Sequence[Cell]) -> str:
     if not speeds:
         return "-"
     return " / ".join(f"{speeds[name]:.0f}" if name in speeds else "-" for name in ("forward", "backward"))
-
-
-def with_part(text: str, name: str, block: str) -> str:
-    """The README's text with a part of it replaced.
-
-    Raises:
-        ValueError: a marker is missing.
-    """
-    begin, end = (f"<!-- {name}: {edge} -->" for edge in ("begin", "end"))
-    before, found, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not (found and closed):
-        raise ValueError(f"README.md needs the lines {begin} and {end}")
-    return f"{before}{begin}\n{block}\n{end}{after}"
 
 
 def updated(text: str, cells: Sequence[Cell]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.marked import with_part
 from harness.simulate.cluster import Cluster
 from harness.simulate.rates import Rate
 
@@ -46,12 +47,7 @@ def with_tables(text: str, cluster: Cluster) -> str:
         ValueError: a marker is missing.
     """
     for name, table in zip(TABLES, (kernels(cluster), links(cluster)), strict=True):
-        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-        before, found, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not (found and closed):
-            raise ValueError(f"docs/simulator.md needs the lines {begin} and {end}")
-        text = f"{before}{begin}\n{table}\n{end}{after}"
+        text = with_part(text, name, table)
     return text
 
 

@@ -7,8 +7,9 @@ import re
 import pytest
 from row_factory import make_rounds
 
+from harness.marked import with_part
 from harness.provenance import ROOT
-from harness.readme import CLAIMS, RESULTS, table, updated, with_part
+from harness.readme import CLAIMS, RESULTS, table, updated
 from plots.cells import cells_of, load_rows
 
 README = (ROOT / "README.md").read_text()
