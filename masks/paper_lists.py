@@ -78,3 +78,6 @@ PAPER_LISTS: dict[int, dict[str, PaperList]] = {
     },
 }
 # fmt: on
+
+VARIANTS = tuple(PAPER_LISTS[8192])
+"""Names of the lists, the same at every length."""

@@ -18,7 +18,7 @@ from harness.claims.paper import CLAIMS, Claim, Who
 from harness.claims.speeds import WAYS, Compared, compare
 from harness.claims.words import amount, extremes, summed_up, where
 from masks.families import FAMILIES
-from masks.paper_lists import PAPER_LISTS
+from masks.paper_lists import VARIANTS
 from plots.captions import machine
 from plots.cells import Cell
 from plots.published import Published
@@ -31,7 +31,7 @@ TOGETHER = (("both",), ("forward", "backward"))
 """The two ways in which forward and backward together are measured: as one call, or one after the other."""
 
 _PAPERS_SHAPE = {"source": "measured", "device": "cuda", "dtype": "bfloat16", "head_dim": 128, "deterministic": False}
-_PAPERS_LISTS = {None, *(variant for lists in PAPER_LISTS.values() for variant in lists)}
+_PAPERS_LISTS = {None, *VARIANTS}
 _MACHINE = ("gpu", "power_limit", "protocol", "l2", "heads", "kv_heads")
 
 

@@ -10,8 +10,8 @@ import shlex
 from typing import Any
 
 from harness.rows import Row
+from masks.paper_lists import VARIANTS
 
-_PAPER_LISTS = ("a", "b", "c", "d", "e")
 _SAMPLED = {"sampled": ("mask.documents=sampled",), "sampled_cut": ("mask.documents=sampled", "mask.cut=true")}
 _FILE_KEYS = ("mask.lengths", "mask.column", "mask.policy")
 
@@ -57,7 +57,7 @@ def _documents(row: Row) -> list[str]:
     typed = [str(word) for word in row["overrides"] if str(word).partition("=")[0] in _FILE_KEYS]
     if any(word.startswith("mask.lengths=") for word in typed):
         return typed
-    if variant in _PAPER_LISTS:
+    if variant in VARIANTS:
         return [f"mask.variant={variant}"]
     return list(_SAMPLED.get(variant, (f'mask.lengths="{variant}"',)))
 

@@ -7,15 +7,14 @@ from typing import Any
 from harness.cases import MaskSpec, Problem
 from masks.documents import paper_documents
 from masks.families import FAMILIES
-
-PAPER_LISTS = ("a", "b", "c", "d", "e")
+from masks.paper_lists import VARIANTS
 
 
 def problem_of(row: Any) -> Problem | None:
     """The problem of a row or a cell; None where its documents came from a file or a sampler, whose lengths no row holds."""
     documents = None
     if FAMILIES[row["mask"]].needs_documents:
-        if row["mask_variant"] not in PAPER_LISTS:
+        if row["mask_variant"] not in VARIANTS:
             return None
         found = paper_documents(row["seqlen"], row["mask_variant"])
         documents = tuple((one.length, one.prefix, one.flag) for one in found)
