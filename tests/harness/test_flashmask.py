@@ -7,7 +7,7 @@ import torch
 
 from fm3_kernel import ampere
 from harness.backends import BACKENDS
-from harness.backends import flashmask as module
+from harness.backends import own_kernel as module
 from harness.cases import MaskSpec, Problem
 from harness.inputs import make_mask
 
