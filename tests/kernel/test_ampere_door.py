@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import replay
 import torch
 from hypothesis import HealthCheck, given, settings
 from random_masks import random_masks
@@ -215,17 +216,7 @@ def test_a_captured_step_sees_the_mask_of_the_day() -> None:
     def step() -> tuple[Tensor, ...]:
         return torch.autograd.grad(flashmask_attention(*inputs, live, implementation="ampere"), inputs, dout)
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step()
-    for mask in masks:
-        for name, x in mask.tensors().items():
-            live.tensors()[name].copy_(x)
-        graph.replay()
+    for mask, found in replay.over_masks(step, live, masks):
         close(found, torch.autograd.grad(flashmask_attention(*inputs, mask, implementation="reference"), inputs, dout))
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
+import fixed_sums
 import pytest
 import torch
 from c_side import counters_are_zero
+from fixed_sums import Passes
 from hypothesis import HealthCheck, given, settings
 from random_masks import random_masks
 
@@ -15,6 +14,8 @@ from fm3_kernel import hopper, hopper_backward, hopper_forward, reference
 from masks.column_mask import ColumnMask
 from masks.documents import documents_from_lengths
 from masks.families import FAMILIES, build_mask
+
+PASSES: Passes = (hopper_forward.forward, hopper_backward.backward)
 
 
 def compare(
@@ -27,9 +28,9 @@ def compare(
     scale: float | None = None,
     dlse: bool = False,
     deterministic: bool = False,
-    passes: tuple[Callable[..., Any], Callable[..., Any]] = (hopper_forward.forward, hopper_backward.backward),
+    passes: Passes = PASSES,
 ) -> None:
-    """All three gradients against the reference in fp32, each by its own size; twice, and twice nearly the same."""
+    """All three gradients against the reference in fp32, each by its own size."""
     generator = torch.Generator("cuda").manual_seed(0)
     factor = head_dim**-0.5 if scale is None else scale
 
@@ -72,57 +73,18 @@ def test_families(family: str, dtype: torch.dtype, head_dim: int, fixed: bool) -
 @pytest.mark.hopper
 @pytest.mark.parametrize("head_dim", hopper.HEAD_DIMS)
 def test_a_thousand_runs_under_load_give_the_same_bits(head_dim: int) -> None:
-    mask = build_mask("causal_document", 1536, documents=documents_from_lengths([300, 1, 500, 224, 511])).to("cuda")
-    tensors = hopper.MaskTensors.of(mask)
-    preparation = hopper.prepare(tensors, 1536)
-    generator = torch.Generator("cuda").manual_seed(1)
-    q, k, v, dout = (
-        torch.randn((2, 1536, heads, head_dim), generator=generator, device="cuda", dtype=torch.bfloat16)
-        for heads in (8, 2, 2, 8)
-    )
-    out, lse = hopper_forward.forward(q, k, v, tensors, 0.1, preparation)
-
-    def run() -> tuple[torch.Tensor, ...]:
-        return hopper_backward.backward(dout, None, q, k, v, out, lse, tensors, 0.1, preparation, deterministic=True)
-
-    first = run()
-    other, big = torch.cuda.Stream(), torch.randn((1024, 1024), device="cuda")
-    differing = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(1000):
-        with torch.cuda.stream(other):
-            big.copy_(big @ big / 1000)
-        for a, b in zip(first, run(), strict=True):
-            differing += (a != b).sum()
-    assert int(differing) == 0
+    fixed_sums.same_bits_under_load(PASSES, head_dim)
 
 
 @pytest.mark.hopper
 def test_fixed_sums_keep_what_is_not_a_number() -> None:
-    """A NaN in one row of dout stays in that row of dq and nothing else of dq turns into a number that it is not."""
-    mask = ColumnMask(causal=True, seqlen_q=300, seqlen_k=300).to("cuda")
-    q, k, v, dout = (torch.randn((1, 300, 2, 64), device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    dout[0, 7, 1, 3] = torch.nan
-    tensors = hopper.MaskTensors.of(mask)
-    out, lse = hopper_forward.forward(q, k, v, tensors, 0.125)
-    dq, _, dv = hopper_backward.backward(dout, None, q, k, v, out, lse, tensors, 0.125, deterministic=True)
-    assert bool(dq[0, 7, 1].isnan().all())
-    assert int(dq.isnan().sum()) == 64
-    assert bool(dv[0, :8, 1].isnan().any())
+    fixed_sums.keep_what_is_not_a_number(PASSES)
 
 
 @pytest.mark.hopper
 @pytest.mark.parametrize("size", [1e-18, 1e-3, 1e3, 1e15])
 def test_fixed_sums_of_any_size(size: float) -> None:
-    """The range of a row follows the size of its gradient."""
-    mask = build_mask("document", 600, documents=documents_from_lengths([100, 500])).to("cuda")
-    tensors = hopper.MaskTensors.of(mask)
-    q, k, v, dout = (torch.randn((1, 600, 2, 128), device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    dout = dout * size * torch.logspace(-6, 0, 600, device="cuda", dtype=torch.float32)[None, :, None, None].to(torch.bfloat16)
-    out, lse = hopper_forward.forward(q, k, v, tensors, 0.1)
-    plain = hopper_backward.backward(dout, None, q, k, v, out, lse, tensors, 0.1)[0].float()
-    fixed = hopper_backward.backward(dout, None, q, k, v, out, lse, tensors, 0.1, deterministic=True)[0].float()
-    largest = plain.abs().amax(-1, keepdim=True)
-    assert bool(((plain - fixed).abs() <= 1e-2 * largest).all())
+    fixed_sums.of_any_size(PASSES, size)
 
 
 @pytest.mark.hopper
