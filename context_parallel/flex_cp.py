@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from context_parallel.grid import joined
 from context_parallel.kernel import Result
 from context_parallel.shards import token_bytes
 from context_parallel.ways import Setting, Way
@@ -53,7 +54,7 @@ class FlexCP(Way):
         half = plan.grid.seqlen // (2 * ranks)
         for rank in range(ranks):
             dealt = [(start * half, (start + 1) * half) for start in sorted((rank, 2 * ranks - 1 - rank))]
-            if _joined(plan.rows(rank)) != _joined(dealt):
+            if joined(plan.rows(rank)) != joined(dealt):
                 return "strategy 'flex_cp' has rows of its own, head and tail; allowed: no placement, no chunk of one's own"
         if q.device.type != "cuda" and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
             return "strategy 'flex_cp': FlexAttention has no backward pass on a CPU; allowed there: torch.no_grad()"
@@ -113,13 +114,3 @@ def _flex(device: torch.device) -> Any:
 
 
 _COMPILED: list[Any] = []
-
-
-def _joined(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same rows, neighbours as one range."""
-    out: list[tuple[int, int]] = []
-    for start, end in rows:
-        if out and out[-1][1] == start:
-            start = out.pop()[0]
-        out.append((start, end))
-    return out

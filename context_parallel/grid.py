@@ -45,6 +45,16 @@ def require(name: str, value: object, least: int, multiple: int = 1, most: int |
         raise PlanError(f"{name} is {value!r}; it must be {allowed}")
 
 
+def joined(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same rows, neighbours as one range."""
+    out: list[tuple[int, int]] = []
+    for start, end in rows:
+        if out and out[-1][1] == start:
+            start = out.pop()[0]
+        out.append((start, end))
+    return out
+
+
 def check_ranks(ranks: int, ranks_per_node: int | None) -> int:
     """Number of nodes.
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from context_parallel import ContextParallel
+from context_parallel.grid import joined
 from context_parallel.plan import Plan
 from context_parallel.strategies import STRATEGIES, plan_of
 from fm3_kernel import flashmask_attention
@@ -38,16 +39,6 @@ def table(plan: Plan) -> list[str]:
         came = ", ".join(f"{sent[other, rank]} of rank {other}" for other in range(plan.ranks) if sent[other, rank])
         lines.append(f"| {rank} | {rows} | {tiles[rank]} | {came or 'none'} |")
     return lines
-
-
-def joined(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same rows, neighbours as one range."""
-    out: list[tuple[int, int]] = []
-    for start, end in rows:
-        if out and out[-1][1] == start:
-            start = out.pop()[0]
-        out.append((start, end))
-    return out
 
 
 def totals(mask: ColumnMask, ranks: int) -> list[str]:
