@@ -7,6 +7,7 @@ with the whole sequence would compute. Everything but attention works on local r
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from copy import copy
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -122,7 +123,7 @@ class ContextParallel(Rows):
         """
         if isinstance(mask, ColumnMask):
             self.plan.grid.check(mask)
-        other = self._copy()
+        other = copy(self)
         grid = self.plan.grid
         sizes = {"chunk": grid.chunk, "unit": grid.unit, "bytes_per_token": self.plan.bytes_per_token}
         gathers = isinstance(self.way, Gather)
@@ -185,14 +186,8 @@ class ContextParallel(Rows):
             raise ContextParallelError(
                 f"strategy {self.strategy!r} on {self.ranks} ranks has no exchange of its own to be parted from"
             )
-        other = self._copy()
-        other.__dict__.update(self.__dict__)
+        other = copy(self)
         other.way = self._way_by(exchange, kernel)
-        return other
-
-    def _copy(self) -> ContextParallel:
-        other = object.__new__(ContextParallel)
-        other._group, other._exchange, other._kernel, other._keep = self._group, self._exchange, self._kernel, self._keep
         return other
 
     # -- attention -----------------------------------------------------------------------------------------------
