@@ -15,11 +15,10 @@ from typing import Any
 from harness.compare.explain import Pair, excuse, own_clock, what_is_missing
 from harness.compare.power import power, rounds_needed
 from harness.compare.reading import Recording
-from harness.compare.rule import contrast
+from harness.compare.rule import chances_of, contrast
 from harness.compare.scope import Scope
 from harness.compare.series import Key, Side, side_of
 from harness.compare.settings import Acknowledgement, Settings, Thresholds
-from harness.compare.significance import corrected
 from harness.compare.verdict import Comparison, Kind, Numbers, Verdict
 from harness.report.commands import case_command
 from plots.cells import Cell, identity_of, mask_rank
@@ -115,9 +114,8 @@ def _both(key: Key, ours: Cell, theirs: Cell, new: Side, base: Side) -> Verdict 
 
 def _judged(pairs: Sequence[Pair], thresholds: Thresholds) -> list[Verdict]:
     """The rule over all pairs at once: probabilities are corrected for how many were asked."""
-    slower = corrected([pair.contrast.chance if pair.contrast.ratio < 1 else 1.0 for pair in pairs])
-    faster = corrected([pair.contrast.chance if pair.contrast.ratio > 1 else 1.0 for pair in pairs])
-    return [_verdict(pair, min(chances), len(pairs), thresholds) for pair, *chances in zip(pairs, slower, faster, strict=True)]
+    chances = chances_of([pair.contrast for pair in pairs])
+    return [_verdict(pair, chance, len(pairs), thresholds) for pair, chance in zip(pairs, chances, strict=True)]
 
 
 def _verdict(pair: Pair, chance: float, cases: int, thresholds: Thresholds) -> Verdict:

@@ -22,10 +22,9 @@ from harness.compare.abba import Build, TurnError, alternate
 from harness.compare.builds import tree_of
 from harness.compare.power import MOST_ROUNDS, paired_power
 from harness.compare.reading import Recording, SideError, from_folder
-from harness.compare.rule import Rounds, paired
+from harness.compare.rule import Rounds, chances_of, paired
 from harness.compare.series import key_of
 from harness.compare.settings import Settings, SettingsError, Thresholds, load
-from harness.compare.significance import corrected
 from harness.compare.text import terminal
 from harness.compare.verdict import EXIT_BAD_DATA, EXIT_NOT_JUDGED, EXIT_USAGE, Comparison, Kind, Numbers, Verdict
 from harness.config import ConfigError
@@ -141,11 +140,9 @@ def judge(candidate: Recording, baseline: Recording, settings: Settings) -> Comp
     thresholds = settings.thresholds
     both = [key for key in ours if key in theirs and ours[key].ok and theirs[key].ok]
     pairs = [(ours[key], paired(_rounds(ours[key]), _rounds(theirs[key]), thresholds)) for key in both]
-    slower = corrected([found.chance if found.ratio < 1 else 1.0 for _, found in pairs])
-    faster = corrected([found.chance if found.ratio > 1 else 1.0 for _, found in pairs])
     verdicts = []
-    for (cell, found), *chances in zip(pairs, slower, faster, strict=True):
-        numbers = Numbers(found.ratio, found.limit, min(chances), found.noise, found.rounds, found.interval(thresholds.certain))
+    for (cell, found), chance in zip(pairs, chances_of([found for _, found in pairs]), strict=True):
+        numbers = Numbers(found.ratio, found.limit, chance, found.noise, found.rounds, found.interval(thresholds.certain))
         verdicts.append(_verdict(cell, numbers, found.beyond, len(pairs), thresholds))
     verdicts += [Verdict(Kind.LOST, cell.row, f"{cell.status}: {cell.reason}") for key, cell in ours.items()
                  if not cell.ok and key in theirs and theirs[key].ok]  # fmt: skip

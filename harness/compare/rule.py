@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.compare.settings import Thresholds
-from harness.compare.significance import bootstrap_ratio, rank_sum, signed_rank
+from harness.compare.significance import bootstrap_ratio, corrected, rank_sum, signed_rank
 from plots.statistics import ROUNDS_TO_BE_SURE, Interval
 
 _TO_SIGMA = 1.4826
@@ -123,6 +123,13 @@ def paired(new: Rounds, base: Rounds, thresholds: Thresholds) -> Contrast:
         new=ratios,
         base=np.ones(len(ratios)),
     )
+
+
+def chances_of(found: Sequence[Contrast]) -> list[float]:
+    """The chance of each, in its own direction, corrected for how many were asked at once."""
+    slower = corrected([one.chance if one.ratio < 1 else 1.0 for one in found])
+    faster = corrected([one.chance if one.ratio > 1 else 1.0 for one in found])
+    return [min(both) for both in zip(slower, faster, strict=True)]
 
 
 def limit(noise: float, new: int, base: int, thresholds: Thresholds) -> float:
