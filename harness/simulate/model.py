@@ -23,6 +23,7 @@ from harness.simulate.plans import Ask, plan_of_ask
 from harness.simulate.rates import FAST, SLOW
 from harness.simulate.steps import COMPUTE, EXCHANGE, Steps, Times
 from masks.column_mask import ColumnMask
+from plots.ranks import Overlap
 
 KERNEL = "fm3"
 """The local kernel whose rates are used."""
@@ -57,14 +58,19 @@ class Prediction:
     doubts: tuple[str, ...]
 
     @property
+    def runs(self) -> Overlap:
+        """Its three runs, as of ranks that were measured."""
+        return Overlap(self.full, self.compute, self.communicate, None)
+
+    @property
     def exposed(self) -> float:
         """What exchanges cost beside computing, milliseconds."""
-        return self.full - self.compute
+        return self.runs.exposed_ms
 
     @property
     def overlap(self) -> float | None:
         """Share of the exchange that was hidden, not clipped; None without one."""
-        return (self.compute + self.communicate - self.full) / self.communicate if self.communicate > 0 else None
+        return self.runs.overlap if self.communicate > 0 else None
 
     @property
     def balance(self) -> float:
