@@ -1,8 +1,9 @@
 """Keys that arrive while attention works, stage by stage: forward own keys first, backward remote ones.
 
-In one launch that waits for a flag a stage (which no kernel can do yet), or by a launch a stage whose results are merged. By copy engines a rank reads its units from their owners, one copy after another in the order of its stages; by NCCL a
-stage is one grouped exchange, and exchanges of a rank are one after another. Over the network stages come by NCCL, and
-gateways are read like owners. Backward, keys are there already: the gradients of a stage leave when it is computed.
+In one launch that waits for a flag a stage (which no kernel can do yet), or by a launch a stage whose results are merged. By
+copy engines a rank reads its units from their owners, one copy after another in the order of its stages; by NCCL a stage is
+one grouped exchange, and exchanges of a rank are one after another. Over the network stages come by NCCL, and gateways are
+read like owners. Backward, keys are there already: the gradients of a stage leave when it is computed.
 
 How the tiles of a row wait for each other inside one launch is not modelled: a stage is a share of it, by its tiles.
 """
