@@ -80,6 +80,8 @@ struct __align__(1024) BackwardStages {
         bool first;                 // of the item
         int heads;                  // asked for what is hidden from them, so far
         int slot;                   // of the item's sums
+        int start_head, start;      // the tile that the item begins with, in a head counted in its group
+        int* front;                 // where it is said how far the item is
     } found;                        // of the loading warp alone, which has few registers
     ptx::Barrier k_full, k_empty, v_full, v_empty;
     ptx::Barrier q_full[kQueryStages], q_empty[kQueryStages], dout_full[kGradStages], dout_empty[kGradStages];

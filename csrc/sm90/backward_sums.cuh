@@ -26,6 +26,7 @@ struct Ledger {
     unsigned* made;            // of every KV head: how many of its shares are made
     int* slot;                 // of every KV head: 1 + its slot
     int64_t* completed;        // in order: 1 + kMostSlots * the KV head + its slot
+    int* front;                // of every KV head: the query tile that one of its blocks was at not long ago
 
     __device__ __forceinline__ Ledger(const Fm3BackwardArgs& args) {
         const int64_t heads = int64_t(args.batch) * args.kv_heads;
@@ -33,6 +34,7 @@ struct Ledger {
         complete = args.ledger + 2, taken = reinterpret_cast<unsigned*>(args.ledger + 3);
         added = args.ledger + 4, made = reinterpret_cast<unsigned*>(added + heads), slot = added + 2 * heads;
         completed = reinterpret_cast<int64_t*>(slot + heads + heads % 2);
+        front = reinterpret_cast<int*>(completed + heads);
     }
 };
 
@@ -55,6 +57,16 @@ __device__ __forceinline__ int wait_for_number(const int* at) {
         if (found != 0) return found;
         __nanosleep(100);
     }
+}
+
+// The same, where nothing depends on when it was written.
+__device__ __forceinline__ int glance(const int* at) {
+    int found;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(at) : "memory");
+    return found;
+}
+__device__ __forceinline__ void note(int* at, int number) {
+    asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(at), "r"(number) : "memory");
 }
 
 __device__ __forceinline__ void publish(int* at, int number) {
