@@ -128,11 +128,12 @@ struct BackwardLoadRole {
 
     // Where the item begins. Blocks drift apart, and after a few long items every one is somewhere else: what they share of a
     // KV head, which is queries, dO and sums, then has to stay in L2 as a whole. Where it is too large, and nothing of it
-    // skipped, a block begins where another one is, and goes around. (Without need they would only add to the same sums.)
+    // skipped, a block begins where another one is, and goes around. Without need they would only add to the same sums; and the
+    // order decides the last bits of dK and dV, so where these must be the same again every item begins with the first tile.
     __device__ __forceinline__ void find_start(int tiles, int group) {
         constexpr int64_t kKept = 40 << 20;  // bytes that L2 keeps, of 50 MB
         if (leads()) {
-            const bool joins = int64_t(tiles) * group * (F::kM * F::kD * 8) > kKept && shared.found.runs.skips_nothing();
+            const bool joins = !F::kFixed && int64_t(tiles) * group * (F::kM * F::kD * 8) > kKept && shared.found.runs.skips_nothing();
             int* front = Ledger(args).front + work().counted_head;
             const int at = joins ? glance(front) : 0;
             shared.found.front = front;
