@@ -133,7 +133,9 @@ struct BackwardLoadRole {
     __device__ __forceinline__ void find_start(int tiles, int group) {
         constexpr int64_t kKept = 40 << 20;  // bytes that L2 keeps, of 50 MB
         if (leads()) {
-            const bool joins = !F::kFixed && int64_t(tiles) * group * (F::kM * F::kD * 8) > kKept && shared.found.runs.skips_nothing();
+            const auto& runs = shared.found.runs;
+            const bool skips_nothing = runs.above == 0 && runs.lower_from >= runs.lower_to && runs.upper_from >= runs.upper_to;
+            const bool joins = !F::kFixed && skips_nothing && int64_t(tiles) * group * (F::kM * F::kD * 8) > kKept;
             int* front = Ledger(args).front + work().counted_head;
             const int at = joins ? glance(front) : 0;
             shared.found.front = front;

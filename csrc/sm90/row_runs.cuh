@@ -41,8 +41,6 @@ struct RowRuns {
         if (end > m.columns) below = tiles;
     }
 
-    __device__ __forceinline__ bool skips_nothing() const { return above == 0 && lower_from >= lower_to && upper_from >= upper_to; }
-
     // The first row tile from `tile` on that is not skipped; `tiles` if there is none.
     __device__ __forceinline__ int live_from(int tile) const {
         tile = max(tile, above);

@@ -109,6 +109,16 @@ def test_many_items_a_block(head_dim: int) -> None:
 
 
 @pytest.mark.hopper
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("rows", [5000, 5248])
+@pytest.mark.parametrize("head_dim", hopper.HEAD_DIMS)
+def test_long_items_that_begin_in_the_middle(head_dim: int, rows: int, fixed: bool) -> None:
+    """More items than blocks, of heads that L2 keeps (5000 rows) and of ones that it does not."""
+    group = 1024 // head_dim
+    compare(ColumnMask(seqlen_q=rows, seqlen_k=11000).to("cuda"), 1, 2 * group, 2, head_dim, deterministic=fixed)
+
+
+@pytest.mark.hopper
 @pytest.mark.parametrize("slots", [1, 3, None])
 @pytest.mark.parametrize("head_dim", [64, 256])
 @pytest.mark.parametrize("family", ["full", "causal_document", "global_sliding_window", "random_eviction"])
