@@ -89,7 +89,7 @@ struct BackwardLoadRole {
         ptx::wait(&shared.q_empty[at], query.parity ^ 1);
         if (leads()) {
             shared.row_tile[at] = row_tile;
-            if (row_tile % 8 == 0) note(shared.found.front, head % group * shared.found.runs.tiles + row_tile);
+            if (F::kJoins && row_tile % 8 == 0) note(shared.found.front, head % group * shared.found.runs.tiles + row_tile);
             shared.flags[at] = shared.found.flags | more_flags | (items & 1 ? kOddItem : 0);
             shared.sums_head[steps & 3] = work().counted_head;
             shared.sums_tile[steps & 3] = unsigned(shared.found.slot * group + head % group) * row_tiles + row_tile;
@@ -126,54 +126,55 @@ struct BackwardLoadRole {
         return __shfl_sync(~0u, index, 0);
     }
 
-    // Where the item begins. Blocks drift apart, and after a few long items every one is somewhere else: what they share of a
-    // KV head, which is queries, dO and sums, then has to stay in L2 as a whole. Where it is too large, and nothing of it
-    // skipped, a block begins where another one is, and goes around. Without need they would only add to the same sums; and the
-    // order decides the last bits of dK and dV, so where these must be the same again every item begins with the first tile.
-    __device__ __forceinline__ void find_start(int tiles, int group) {
-        constexpr int64_t kKept = 40 << 20;  // bytes that L2 keeps, of 50 MB
+    // Where an item begins that joins others. Blocks drift apart, and after a few long items every one is somewhere else: what
+    // they share of a KV head then has to stay in L2 as a whole. Where that is too large and nothing of it skipped, a block
+    // begins where another one is, and goes around. The order decides the last bits of dK and dV, which is why not everyone does.
+    __device__ __forceinline__ void find_start() {
         if (leads()) {
-            const auto& runs = shared.found.runs;
-            const bool skips_nothing = runs.above == 0 && runs.lower_from >= runs.lower_to && runs.upper_from >= runs.upper_to;
-            const bool joins = !F::kFixed && skips_nothing && int64_t(tiles) * group * (F::kM * F::kD * 8) > kKept;
             int* front = Ledger(args).front + work().counted_head;
-            const int at = joins ? glance(front) : 0;
+            const int at = glance(front), tiles = shared.found.runs.tiles;
             shared.found.front = front;
             shared.found.start_head = at / tiles, shared.found.start = at % tiles;
         }
         __syncwarp();
     }
 
-    // All query tiles of the item; a tile is loaded when the next one is known, or that there is none. Of the first head come the
-    // tiles from the start on, and last those before it.
+    // The query head of a visit. Visits count on from the first head of the group; whoever joins comes back to where he began.
+    __device__ __forceinline__ int head_of(int visit, int group) const {
+        return F::kJoins && visit >= (work().head + 1) * group ? visit - group : visit;
+    }
+
+    // All query tiles of the item; a tile is loaded when the next one is known, or that there is none.
     __device__ __forceinline__ void load_item() {
         const int group = args.heads / args.kv_heads;
-        int visits = 0;  // of heads
-        bool fresh = true, any = false, ended = false;  // no tile of this head yet; one of any head; no more
-        find_runs(work().head * group);
-        find_start(shared.found.runs.tiles, group);
-        int head = work().head * group + shared.found.start_head, row_tile = shared.found.start;
-        if (shared.found.start_head != 0) find_runs(head);
+        int visit = work().head * group, end = visit + group, row_tile = 0;
+        bool fresh = true, any = false;  // no tile of this head yet; one of any head
+        find_runs(visit);
+        if constexpr (F::kJoins) {
+            find_start();
+            visit += shared.found.start_head, row_tile = shared.found.start;
+            end = visit + group + (row_tile > 0 ? 1 : 0);
+        }
 #pragma unroll 1
         for (;;) {
             for (;; ++row_tile) {
                 row_tile = shared.found.runs.live_from(row_tile);
-                if (row_tile < (visits == group ? shared.found.start : shared.found.runs.tiles)) {
-                    if (kept(head, row_tile)) break;
+                const bool back = F::kJoins && visit - shared.found.start_head == (work().head + 1) * group;
+                if (row_tile < (back ? shared.found.start : shared.found.runs.tiles)) {
+                    if (kept(head_of(visit, group), row_tile)) break;
+                } else if (++visit < end) {
+                    find_runs(head_of(visit, group));
+                    row_tile = -1, fresh = true;
                 } else {
                     fresh = true;
-                    ended = ++visits == group + (shared.found.start == 0 ? 0 : 1);
-                    if (ended) break;
-                    head = head + 1 == (work().head + 1) * group ? work().head * group : head + 1;
-                    find_runs(head);
-                    row_tile = -1;
+                    break;
                 }
             }
-            if (any) load_rows((ended ? kEndsItem : 0) | (fresh ? kEndsHead : 0));
-            if (ended) break;
-            if (fresh) ask_hidden(head);
+            if (any) load_rows((visit == end ? kEndsItem : 0) | (fresh ? kEndsHead : 0));
+            if (visit == end) break;
+            if (fresh) ask_hidden(head_of(visit, group));
             if (leads()) {
-                shared.found.head = head;
+                shared.found.head = head_of(visit, group);
                 shared.found.row_tile = row_tile;
                 shared.found.first = !any;
                 const int hidden = shared.found.heads - 1;

@@ -80,7 +80,7 @@ struct __align__(1024) BackwardStages {
         bool first;                 // of the item
         int heads;                  // asked for what is hidden from them, so far
         int slot;                   // of the item's sums
-        int start_head, start;      // the tile that the item begins with, in a head counted in its group
+        int start_head, start;      // the tile that the item begins with, in a head counted in its group: see find_start
         int* front;                 // where it is said how far the item is
     } found;                        // of the loading warp alone, which has few registers
     ptx::Barrier k_full, k_empty, v_full, v_empty;
@@ -88,11 +88,18 @@ struct __align__(1024) BackwardStages {
     ptx::Barrier hidden_asked[2], hidden_full[2], hidden_empty[2];
 };
 
-// Head dims up to 128. kFixed: dQ is summed in integers, so that its bits do not depend on the order.
-template <int kHeadDim, typename T, bool kFixedSums>
+// How a block goes through its items and sums dQ.
+enum class Order {
+    kFirstToLast,  // of the query tiles
+    kJoining,      // from a tile on where another block is, and around: see find_start
+    kFixed,        // as the first, and dQ is summed in integers, so that its bits do not depend on the order
+};
+
+// Head dims up to 128.
+template <int kHeadDim, typename T, Order kOrder>
 struct Backward {
     static constexpr int kD = kHeadDim;
-    static constexpr bool kFixed = kFixedSums, kWide = false;
+    static constexpr bool kFixed = kOrder == Order::kFixed, kJoins = kOrder == Order::kJoining, kWide = false;
     static constexpr int kM = 64;   // queries of a step
     static constexpr int kN = 128;  // keys of a work item
     static constexpr int kChunks = kD / 64;

@@ -17,10 +17,10 @@
 
 namespace fm3 {
 
-template <typename T, bool kFixedSums>
+template <typename T, Order kOrder>
 struct BackwardWide {
     static constexpr int kD = 256;
-    static constexpr bool kFixed = kFixedSums, kWide = true;
+    static constexpr bool kFixed = kOrder == Order::kFixed, kJoins = kOrder == Order::kJoining, kWide = true;
     static constexpr int kM = 64;  // queries of a step
     static constexpr int kN = 64;  // keys of a work item
     static constexpr int kChunks = kD / 64;

@@ -8,9 +8,16 @@
 
 namespace fm3 {
 
-template <int kHeadDim, typename T, bool kFixed>
+// What the blocks of a KV head share is queries, dO and sums of dQ: more than L2 keeps, and nothing hidden?
+inline bool joins(const Fm3BackwardArgs& args, int head_dim) {
+    constexpr int64_t kKept = 40 << 20;  // bytes, of 50 MB
+    const bool full = args.mask.lts == nullptr && args.mask.uts == nullptr && args.mask.block_mask == nullptr && !args.mask.causal;
+    return full && int64_t(args.mask.rows) * (args.heads / args.kv_heads) * head_dim * 8 > kKept;
+}
+
+template <int kHeadDim, typename T, Order kOrder>
 cudaError_t launch_backward(const Fm3BackwardArgs& args, cudaStream_t stream) {
-    using F = std::conditional_t<kHeadDim == 256, BackwardWide<T, kFixed>, Backward<kHeadDim, T, kFixed>>;
+    using F = std::conditional_t<kHeadDim == 256, BackwardWide<T, kOrder>, Backward<kHeadDim, T, kOrder>>;
     const bool bf16 = args.bf16 != 0;
     cudaError_t error = cudaSuccess;
     const auto make = [&](CUtensorMap* map, const void* data, const int64_t (&strides)[3], int rows, int heads, int box_rows, int chunks) {
@@ -37,12 +44,16 @@ cudaError_t launch_backward(const Fm3BackwardArgs& args, cudaStream_t stream) {
     return cudaGetLastError();
 }
 
+template <int kHeadDim, typename T>
+cudaError_t launch_backward(const Fm3BackwardArgs& args, cudaStream_t stream) {
+    if (args.fixed != nullptr) return launch_backward<kHeadDim, T, Order::kFixed>(args, stream);
+    if (joins(args, kHeadDim)) return launch_backward<kHeadDim, T, Order::kJoining>(args, stream);
+    return launch_backward<kHeadDim, T, Order::kFirstToLast>(args, stream);
+}
+
 template <int kHeadDim>
 cudaError_t launch_backward(const Fm3BackwardArgs& args, cudaStream_t stream) {
-    if (args.fixed != nullptr) {
-        return args.bf16 ? launch_backward<kHeadDim, __nv_bfloat16, true>(args, stream) : launch_backward<kHeadDim, __half, true>(args, stream);
-    }
-    return args.bf16 ? launch_backward<kHeadDim, __nv_bfloat16, false>(args, stream) : launch_backward<kHeadDim, __half, false>(args, stream);
+    return args.bf16 ? launch_backward<kHeadDim, __nv_bfloat16>(args, stream) : launch_backward<kHeadDim, __half>(args, stream);
 }
 
 }  // namespace fm3
