@@ -311,8 +311,9 @@ class ContextParallel(Rows):
         """What must be equal on all ranks. Whether gradients are wanted too: a rank without a backward pass would be waited
         for."""
         grad = [name for name, x in (("q", q), ("k", k), ("v", v)) if x.requires_grad and torch.is_grad_enabled()]
+        mask = self.mask.to("cpu")  # every rank may have it on a device of its own
         return {
-            "the mask": f"digest {self.mask.digest()} of {self.mask!r}",
+            "the mask": f"digest {mask.digest()} of {mask!r}",
             "the plan": f"digest {self.plan.digest()} of strategy {self.strategy!r} on {self.plan.grid}",
             "the exchange": f"{self._exchange.name}, {self._stages} stages, keep={self._keep}",
             "the shapes": f"batch {q.shape[0]}, {q.shape[2]} query heads, {k.shape[2]} KV heads, head dim {q.shape[3]}",

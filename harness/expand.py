@@ -53,7 +53,7 @@ def expand(config: RunConfig, machine: Machine) -> list[Group]:
         problem = Problem(
             mask=spec,
             seqlen=seqlen,
-            batch=config.batch_at(seqlen),
+            batch=config.batch_at(seqlen, degree),
             heads=config.heads,
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,

@@ -2,15 +2,23 @@
 
 The worker starts them, passes on what the first reports, and ends them all when one dies. Every rank checks the whole
 result and takes the same samples; a sample is the longest that any rank took, from a barrier on.
+
+Every step ends with all ranks telling each other how it went (``TeamTimer.settle``): a competitor that fails on one rank has
+failed on all. Where the others cannot be told, because they wait for that rank inside the step, the team is ended, and a new
+one goes on without the competitor.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +26,26 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from harness.resume import Planned
-from harness.timing import Call, Timer
+from harness.cases import Timing
+from harness.resume import Entry, Planned
+from harness.timing import Call, Event, Timer
 from harness.worker import Report, die_with_parent, run_group
+
+GRACE_S = 20.0
+"""How long a rank that failed waits for the others to end the step."""
 
 
 class TeamTimer(Timer):
-    """Times calls that all ranks make together."""
+    """Times calls that all ranks make together.
+
+    Args:
+        device, timing: as of one process. steps: where ranks tell each other how a step went, apart from the process group,
+            in which others may be waiting. aside: says something to the worker, whatever the rank.
+    """
+
+    def __init__(self, device: str, timing: Timing, steps: dist.Store, aside: Report) -> None:
+        super().__init__(device, timing)
+        self._steps, self._aside, self._step = steps, aside, 0
 
     def measure(self, call: Call, count: int) -> list[float]:
         """``count`` samples, milliseconds: each the longest of all ranks. The same on every rank."""
@@ -38,44 +59,128 @@ class TeamTimer(Timer):
         dist.all_gather(samples, mine)
         return torch.cat(samples).tolist()
 
+    def settle(self, event: Event | None) -> Event | None:
+        """This rank's verdict on the step, else that of the first rank that has one. Does not return where the others do not
+        come to the end of a step in which this rank failed: the worker is told and ends them all."""
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        step, self._step = self._step, self._step + 1
+        self._steps.set(f"{step}/{rank}", json.dumps(event))
+        try:
+            limit = timedelta(seconds=self.timing.timeout_s if event is None else GRACE_S)
+            self._steps.wait([f"{step}/{other}" for other in range(ranks)], limit)
+        except RuntimeError:
+            if event is None:
+                raise
+            self._aside(**_of_rank(event, rank, ranks) | {"event": "out_of_step"})
+            signal.pause()
+        if event is not None:
+            return event
+        told = [json.loads(self._steps.get(f"{step}/{other}")) for other in range(ranks)]
+        return next((_of_rank(theirs, other, ranks) for other, theirs in enumerate(told) if theirs is not None), None)
+
+
+def _of_rank(verdict: Event, rank: int, ranks: int) -> Event:
+    return verdict | {"reason": f"rank {rank} of {ranks}: {verdict['reason']}"}
+
 
 def run_in_team(planned: Planned, report: Report) -> None:
     """Run a group on its ranks.
 
     Raises:
-        RuntimeError: a rank died or failed in a way that is no verdict; all others are ended.
+        RuntimeError: a rank ended before the first competitor's turn; all others are ended.
     """
+    while planned.todo:
+        watched = _Watched(report)
+        lost = _run_once(planned, watched)
+        if lost is None:
+            return
+        report(**lost)
+        planned = planned.without([lost["kernel"]], watched.done)
+
+
+@dataclass
+class _Watched:
+    """Passes reports on, and remembers how far they are."""
+
+    report: Report
+    kernel: str | None = None
+    phase: str = ""
+    done: set[Entry] = field(default_factory=set)
+
+    def take(self, event: Event) -> None:
+        if event["event"] == "start":
+            self.kernel, self.phase = event["kernel"], event["phase"]
+        elif event["event"] == "round":
+            self.done |= {(event["round"], entry["kernel"], entry["pass"]) for entry in event["entries"]}
+        self.report(**event)
+
+
+def _run_once(planned: Planned, watched: _Watched) -> Event | None:
+    """One team. The verdict on the competitor that it was lost with, if it was."""
     team = planned.group.team
     assert team is not None
     context = mp.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        ends = context.Pipe(duplex=False)
+        pipes = [context.Pipe(duplex=False) for _ in range(team.cp_degree)]
         ranks = [
-            context.Process(target=_rank, args=(rank, planned, str(Path(folder) / "meet"), ends[1]), daemon=True)
-            for rank in range(team.cp_degree)
+            context.Process(target=_rank, args=(rank, planned, str(Path(folder) / "meet"), said), daemon=True)
+            for rank, (_, said) in enumerate(pipes)
         ]
         for process in ranks:
             process.start()
-        ends[1].close()
+        for _, said in pipes:
+            said.close()
         try:
-            _pass_on(ends[0], report)
-            for rank, process in enumerate(ranks):
-                process.join()
-                if process.exitcode:
-                    raise RuntimeError(f"rank {rank} of {team.cp_degree} ended with exit code {process.exitcode}")
+            stuck = _listen([heard for heard, _ in pipes], watched)
+            died = None if stuck is not None else _first_to_die(ranks)
         finally:
             for process in ranks:
                 process.kill()
+    if stuck is not None or died is None:
+        return stuck
+    reason = f"rank {died[0]} of {team.cp_degree} {died[1]}"
+    if watched.kernel is None:
+        raise RuntimeError(reason)
+    reason = f"{reason} during {watched.phase}"
+    passes = list(planned.group.passes)
+    return {"event": "verdict", "kernel": watched.kernel, "passes": passes, "status": "crash", "reason": reason}
 
 
-def _pass_on(reports: Connection, report: Report) -> None:
-    """Until the first rank has no more to say."""
+def _listen(pipes: list[Connection], watched: _Watched) -> Event | None:
+    """Until a rank has no more to say, because it is through or dead; the verdict of one that waits for the others in vain."""
+    first = pipes[0]
     while True:
-        try:
-            event = reports.recv()
-        except EOFError:
-            return
-        report(**event)
+        ready = wait(pipes)
+        # Before anyone else is heard: what the first said, it said before the others were through or stuck.
+        while first.poll():
+            try:
+                event = first.recv()
+            except EOFError:
+                return None
+            if event["event"] == "out_of_step":
+                return event | {"event": "verdict"}
+            watched.take(event)
+        for pipe in pipes[1:]:
+            if pipe in ready:
+                try:
+                    return pipe.recv() | {"event": "verdict"}
+                except EOFError:
+                    return None
+
+
+def _first_to_die(ranks: Sequence[BaseProcess]) -> tuple[int, str] | None:
+    """The rank that ended badly, and how, as soon as one has; None when all are through."""
+    left = dict(enumerate(ranks))
+    while left:
+        wait([process.sentinel for process in left.values()])
+        for rank, process in list(left.items()):
+            if process.exitcode is None:
+                continue
+            if process.exitcode:
+                code = process.exitcode
+                return rank, f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"
+            del left[rank]
+    return None
 
 
 def _rank(rank: int, planned: Planned, meet: str, reports: Connection) -> None:
@@ -97,8 +202,12 @@ def _rank(rank: int, planned: Planned, meet: str, reports: Connection) -> None:
         timeout=timedelta(seconds=group.timing.timeout_s),
         device_id=device,
     )
-    say: Callable[..., None] = (lambda **event: reports.send(event)) if rank == 0 else _silent
-    run_group(planned, TeamTimer(group.device, group.timing), say)
+
+    def say(**event: Any) -> None:
+        reports.send(event)
+
+    steps = dist.FileStore(f"{meet}.steps", team.cp_degree)
+    run_group(planned, TeamTimer(group.device, group.timing, steps, say), say if rank == 0 else _silent)
     dist.barrier()  # nobody leaves while others still listen to it
     reports.close()
     # All is said. Taking the group and the interpreter down one thread at a time has ended in an abort on a busy machine.

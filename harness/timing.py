@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,6 +18,8 @@ from harness.cases import Timing
 TIMING_VERSION = 1
 
 Call = Callable[[], object]
+Event = dict[str, Any]
+"""One report of the worker; ``harness.worker``."""
 
 # Where the cache size cannot be read.
 _FALLBACK_CACHE = 64 << 20
@@ -100,6 +103,10 @@ class Timer:
             samples.append((time.perf_counter() - begin) * 1000)
             del result
         return samples
+
+    def settle(self, event: Event | None) -> Event | None:
+        """What became of a step: the verdict on it, None for none. Where ranks share a sequence, what became of it on all."""
+        return event
 
     def host_us(self, call: Call, count: int = 20) -> float | None:
         """Median host time to issue one call, microseconds; None on a CPU, where issuing is computing."""

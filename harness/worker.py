@@ -17,7 +17,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,11 +31,12 @@ from harness.gate.oracle import Oracle
 from harness.inputs import Inputs, make_inputs, make_mask
 from harness.overlap import turn_about
 from harness.resume import Planned
-from harness.timing import Call, Timer
+from harness.timing import Call, Event, Timer
 from masks.column_mask import ColumnMask
 from masks.tiles import exact_density, tile_density
 
 Report = Callable[..., None]
+T = TypeVar("T")
 
 _PASSES_OF_GRADIENTS = ("backward", "both")
 
@@ -113,7 +115,8 @@ def _enter(
     if not passes:
         return None
     gradients = any(pass_ in _PASSES_OF_GRADIENTS for pass_ in passes)
-    with _caught(name, passes, report):
+
+    def enter() -> Competitor:
         attend = backend.prepare(group.problem, mask)
         timer.sync()
         begin = time.perf_counter()
@@ -136,7 +139,8 @@ def _enter(
         facts |= {"setup_ms": round(setup_ms, 4), "compile_ms": round(compile_ms, 1), "errors": errors}
         facts["host_us"] = {pass_: timer.host_us(call, 5) for pass_, call in calls.items()}
         return Competitor(name, calls, alone, facts)
-    return None
+
+    return _attempt(enter, name, passes, timer, report)
 
 
 def _calls(attend: Attend, inputs: Inputs, passes: list[str], gradients: bool) -> dict[str, Call]:
@@ -175,10 +179,9 @@ def _rounds(ready: list[Competitor], planned: Planned, timer: Timer, report: Rep
                 report(event="start", kernel=competitor.name, phase=f"round {number}", round=number)
             for pass_ in passes:
                 clocks = ClockSampler(group.device)
-                taken: dict[str, Any] = {}
-                with _caught(competitor.name, [pass_], report), clocks:
-                    taken = _round(timer, competitor.calls[pass_], competitor.alone[pass_])
-                if not taken:
+                time_it = partial(_round, timer, competitor.calls[pass_], competitor.alone[pass_], clocks)
+                taken = _attempt(time_it, competitor.name, [pass_], timer, report)
+                if taken is None:
                     del competitor.calls[pass_]  # its verdict is out; the next rounds go on without it
                     continue
                 entries.append(
@@ -196,45 +199,55 @@ def _rounds(ready: list[Competitor], planned: Planned, timer: Timer, report: Rep
         report(event="round", round=number, entries=entries)
 
 
-def _round(timer: Timer, call: Call, alone: dict[str, Call]) -> dict[str, Any]:
+def _round(timer: Timer, call: Call, alone: dict[str, Call], clocks: ClockSampler) -> dict[str, Any]:
     """The samples of one round, as fields of a row."""
-    if not alone:
-        return {"samples_ms": [round(sample, 6) for sample in timer.round(call)]}
-    from harness.team import TeamTimer  # here, since it starts processes that run this module
+    with clocks:
+        if not alone:
+            return {"samples_ms": [round(sample, 6) for sample in timer.round(call)]}
+        from harness.team import TeamTimer  # here, since it starts processes that run this module
 
-    assert isinstance(timer, TeamTimer), "only ranks that share a sequence have calls beside the whole one"
-    return turn_about(timer, call, alone)
+        assert isinstance(timer, TeamTimer), "only ranks that share a sequence have calls beside the whole one"
+        return turn_about(timer, call, alone)
 
 
 def _merged(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:
     return (one or {}) | (other or {}) or None
 
 
-@contextlib.contextmanager
-def _caught(kernel: str, passes: list[str], report: Report) -> Iterator[None]:
-    """Turn what a competitor raises into a verdict, and go on with the next one."""
+def _attempt(do: Callable[[], T], kernel: str, passes: list[str], timer: Timer, report: Report) -> T | None:
+    """What ``do`` returns. Where it raises, here or on another rank, None: a verdict is out, and the next one has its turn."""
+    found: T | None = None
+    verdict: Event | None = None
     try:
-        yield
-    except Incorrect as error:
-        report(event="verdict", kernel=kernel, passes=passes, status="incorrect", reason=str(error), errors=error.errors)
-    except MissingBackend as error:
-        report(event="verdict", kernel=kernel, passes=passes, status="missing_backend", reason=str(error))
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        report(event="verdict", kernel=kernel, passes=passes, status="oom", reason=_short(error))
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        found = do()
     except Exception as error:  # whatever a competitor throws must not take the others with it
-        if "does not have a deterministic implementation" in str(error):
-            report(event="verdict", kernel=kernel, passes=passes, status="unsupported", reason=_short(error))
-            return
-        status = "compile_error" if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")) else "crash"
-        # An allocation that failed on the host arrives as a plain RuntimeError.
-        if "can't allocate memory" in str(error) or "not enough memory" in str(error):
-            status = "oom"
-        report(event="verdict", kernel=kernel, passes=passes, status=status, reason=_short(error))
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # a broken context raises here and ends this process: the parent starts another
+        verdict = {"event": "verdict", "kernel": kernel, "passes": passes} | _verdict(error)
+    verdict = timer.settle(verdict)
+    if verdict is None:
+        return found
+    report(**verdict)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # a broken context raises here and ends this process: the parent starts another
+        torch.cuda.empty_cache()
+    return None
+
+
+def _verdict(error: Exception) -> dict[str, Any]:
+    """Status and reason of what a competitor raised."""
+    reason = str(error)
+    if isinstance(error, Incorrect):
+        return {"status": "incorrect", "reason": reason, "errors": error.errors}
+    if isinstance(error, MissingBackend):
+        return {"status": "missing_backend", "reason": reason}
+    if "does not have a deterministic implementation" in reason:
+        return {"status": "unsupported", "reason": _short(error)}
+    # An allocation that failed on the host arrives as a plain RuntimeError.
+    full = "can't allocate memory" in reason or "not enough memory" in reason or "out of memory" in reason
+    if full or isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return {"status": "oom", "reason": _short(error)}
+    compiles = type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
+    return {"status": "compile_error" if compiles else "crash", "reason": _short(error)}
 
 
 def _short(error: BaseException) -> str:

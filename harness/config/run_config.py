@@ -36,7 +36,8 @@ class Documents:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run. ``kernels`` None: every competitor that can run. ``batch`` None: ``tokens // seqlen``, at least 1.
+    """One run. ``kernels`` None: every competitor that can run. ``batch`` None: ``tokens // seqlen``, at least 1,
+    and 1 where ranks share a sequence.
 
     ``params`` holds only what the user set; a family in ``families`` takes those that it knows. ``gpus``: the names of the
     GPUs that the hardware file is about, empty for any. ``peak_tflops``: by dtype, only the known ones. ``tokens_a_rank``: the
@@ -144,13 +145,15 @@ class RunConfig:
             return [(self.tokens_a_rank * degree, degree) for degree in sorted(self.cp_degrees)]
         return [(seqlen, degree) for seqlen in sorted(self.seqlens) for degree in sorted(self.cp_degrees)]
 
-    def batch_at(self, seqlen: int) -> int:
-        """Sequences at a length."""
-        return self.batch if self.batch is not None else max(1, self.tokens // seqlen)
+    def batch_at(self, seqlen: int, degree: int = 1) -> int:
+        """Sequences at a length. Ranks that share a sequence share one if nothing else was said: it is what fills them."""
+        if self.batch is not None:
+            return self.batch
+        return 1 if degree > 1 else max(1, self.tokens // seqlen)
 
     def summary(self) -> str:
         """What was left open and what became of it, on one line."""
-        batch = self.batch if self.batch is not None else f"{self.tokens}/seqlen"
+        batch = self.batch if self.batch is not None else "1" if min(self.cp_degrees) > 1 else f"{self.tokens}/seqlen"
         seqlens = ",".join(map(str, sorted({seqlen for seqlen, _ in self.points()})))
         simulated = f" SIMULATED on {self.cluster}" if self.cluster is not None else ""
         return (

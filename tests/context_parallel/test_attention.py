@@ -358,7 +358,9 @@ def on_gpus(rank: int, exchange: str) -> None:
         want = alone(mask.to("cuda"), tensors)
         for strategy in (name for name, one in STRATEGIES.items() if exchange == "nccl" or one.way == "gathered"):
             for how in ({}, {"stages": 2, "keep": False}) if STRATEGIES[strategy].way == "gathered" else ({},):
-                cp = ContextParallel(None, mask, strategy=strategy, exchange=exchange, **how)
+                # The mask may be on the host, or on each rank's own device.
+                there = mask if how else mask.to("cuda")
+                cp = ContextParallel(None, there, strategy=strategy, exchange=exchange, **how)
                 got = together(cp, tensors)
                 assert_rows(cp, got, want, f"{family} by {strategy}, {how}", 0.04)
 

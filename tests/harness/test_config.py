@@ -116,6 +116,8 @@ def test_gpu_defaults_are_the_papers_shape(gpu: str, hardware: str) -> None:
     assert (found.device, found.hardware, found.dtype, found.head_dim) == ("cuda", hardware, "bfloat16", 128)
     assert (found.heads, found.kv_heads, found.documents.variants) == (32, 32, ("c",))
     assert [found.batch_at(seqlen) for seqlen in (4096, 32768, 131072, 262144)] == [32, 4, 1, 1]
+    # Ranks that share a sequence share one.
+    assert (found.batch_at(4096, 2), config("batch=3", gpu=gpu).batch_at(4096, 2)) == (1, 3)
     assert (found.timing.protocol, found.timing.heat_s, found.timing.l2) == ("sustained", 3.0, "cold")
     assert found.peak_tflops.get("bfloat16") == (None if hardware == "gpu" else 989)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,6 +77,29 @@ def test_a_rank_that_cannot_begin_is_a_crash_and_no_hang(tmp_path: Path) -> None
     assert {(row["status"], row["pass"]) for row in rows} == {("crash", "forward"), ("crash", "backward")}
 
 
+@pytest.mark.parametrize(
+    ("way", "status", "reason"),
+    [
+        ("before", "oom", "rank 1 of 2: MemoryError: there is no room on this rank"),  # the first one waits for it
+        ("after", "oom", "rank 1 of 2: MemoryError: there is no room on this rank"),  # the first one is through
+        ("die", "crash", "rank 1 of 2 died of signal 9 during check"),
+    ],
+)
+def test_who_fails_on_one_rank_has_failed_and_the_others_go_on(
+    way: str, status: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for the rank until the time limit, and nobody else is blamed."""
+    monkeypatch.setenv("STUMBLE", way)
+    worker = (sys.executable, str(Path(__file__).parent / "stumbling_worker.py"))
+    begin = time.monotonic()
+    assert run([group("fm3", "ring", "all_gather")], RunOptions(tmp_path, worker=worker)) == EXIT_FAILED
+    assert time.monotonic() - begin < QUICK.timeout_s / 2
+    rows = list(read_rows(tmp_path))
+    told = {(row["strategy"], row["status"], row["reason"]) for row in rows}
+    assert told == {("fm3", "ok", None), ("ring", status, reason), ("all_gather", "ok", None)}
+    assert sum(row["status"] == "ok" for row in rows) == 2 * 2 * QUICK.rounds
+
+
 def test_a_group_travels_as_json() -> None:
     for one in (group("fm3"), replace(group("fm3"), team=None)):
         assert Group.from_json(one.to_json()) == one
@@ -110,8 +135,9 @@ def test_a_sample_is_the_longest_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
     monkeypatch.setattr(dist, "all_gather", gather)
     monkeypatch.setattr("harness.timing.Timer.measure", lambda self, call, count: [2.0])
-    assert TeamTimer("cpu", QUICK).by_rank(lambda: None) == [2.0, 4.0, 6.0]
-    assert TeamTimer("cpu", QUICK).measure(lambda: None, 4) == [6.0] * 4
+    timer = TeamTimer("cpu", QUICK, dist.HashStore(), lambda **event: None)
+    assert timer.by_rank(lambda: None) == [2.0, 4.0, 6.0]
+    assert timer.measure(lambda: None, 4) == [6.0] * 4
 
 
 def test_a_round_takes_all_parts_once_an_iteration() -> None:
