@@ -23,7 +23,8 @@ from typing import Any, TypeVar
 import torch
 
 from harness.backends import backend_of
-from harness.backends.base import Attend, MissingBackend
+from harness.backends.base import MissingBackend
+from harness.calls import GRADIENTS, Passes
 from harness.cases import Group
 from harness.device import ClockSampler
 from harness.gate import Incorrect, check
@@ -31,24 +32,28 @@ from harness.gate.oracle import Oracle
 from harness.inputs import Inputs, make_inputs, make_mask
 from harness.overlap import turn_about
 from harness.resume import Planned
-from harness.timing import Call, Event, Timer
+from harness.timing import Event, Timer
 from masks.column_mask import ColumnMask
 from masks.tiles import exact_density, tile_density
 
 Report = Callable[..., None]
 T = TypeVar("T")
 
-_PASSES_OF_GRADIENTS = ("backward", "both")
-
 
 @dataclass
 class Competitor:
-    """One prepared and checked competitor: what it calls for every pass it can do; ``alone``: parts of the call, by pass."""
+    """One prepared and checked competitor: the passes that it can do, whole and in ``parts``."""
 
     name: str
-    calls: dict[str, Call]
-    alone: dict[str, dict[str, Call]]
+    passes: list[str]
+    whole: Passes
+    parts: dict[str, Passes]
     facts: dict[str, Any]
+
+    def forget(self) -> None:
+        """Free what is only needed in its own turn."""
+        for one in (self.whole, *self.parts.values()):
+            one.forget()
 
 
 def serve(work: Iterator[Planned], report: Report) -> None:
@@ -95,6 +100,8 @@ def run_group(planned: Planned, timer: Timer, report: Report) -> None:
         competitor = _enter(name, group, mask, inputs, oracle, timer, report)
         if competitor is not None:
             ready.append(competitor)
+            if group.team is not None:
+                competitor.forget()
     del oracle
     if ready:
         _rounds(ready, planned, timer, report)
@@ -114,19 +121,17 @@ def _enter(
             report(event="verdict", kernel=name, passes=[pass_], status="unsupported", reason=reason)
     if not passes:
         return None
-    gradients = any(pass_ in _PASSES_OF_GRADIENTS for pass_ in passes)
+    gradients = any(pass_ in GRADIENTS for pass_ in passes)
 
     def enter() -> Competitor:
         attend = backend.prepare(group.problem, mask)
         timer.sync()
         begin = time.perf_counter()
-        calls = _calls(*backend.timed(attend, inputs), passes, gradients)
-        alone: dict[str, dict[str, Call]] = {pass_: {} for pass_ in passes}
-        for part, timed in backend.alone(inputs).items():
-            for pass_, call in _calls(*timed, passes, gradients).items():
-                alone[pass_][part] = call
-        for call in (*calls.values(), *(part for of_pass in alone.values() for part in of_pass.values())):
-            call()
+        whole = Passes(*backend.timed(attend, inputs), gradients)
+        parts = {name: Passes(*timed, gradients) for name, timed in backend.alone(inputs).items()}
+        for pass_ in passes:
+            for one in (whole, *parts.values()):
+                one.call(pass_)()
         timer.sync()
         compile_ms = (time.perf_counter() - begin) * 1000
         # Preparing is timed the second time: the first also pays for loading kernels.
@@ -137,32 +142,10 @@ def _enter(
         errors = check(attend, backend.layout, mask, inputs, oracle, gradients, group.problem.seed)
         facts: dict[str, Any] = backend.facts(inputs)
         facts |= {"setup_ms": round(setup_ms, 4), "compile_ms": round(compile_ms, 1), "errors": errors}
-        facts["host_us"] = {pass_: timer.host_us(call, 5) for pass_, call in calls.items()}
-        return Competitor(name, calls, alone, facts)
+        facts["host_us"] = {pass_: timer.host_us(whole.call(pass_), 5) for pass_ in passes}
+        return Competitor(name, passes, whole, parts, facts)
 
     return _attempt(enter, name, passes, timer, report)
-
-
-def _calls(attend: Attend, inputs: Inputs, passes: list[str], gradients: bool) -> dict[str, Call]:
-    """What is timed for every pass. With gradients the forward pass also saves what the backward needs, as in training."""
-    leaves = [t.detach().requires_grad_(gradients) for t in (inputs.q, inputs.k, inputs.v)]
-
-    def forward() -> torch.Tensor:
-        with contextlib.nullcontext() if gradients else torch.no_grad():
-            return attend(*leaves)[0]
-
-    saved: list[torch.Tensor] = []
-
-    def backward() -> object:
-        if not saved:
-            saved.append(forward())
-        return torch.autograd.grad(saved[0], leaves, inputs.dout, retain_graph=True)
-
-    def both() -> object:
-        return torch.autograd.grad(forward(), leaves, inputs.dout)
-
-    known = {"forward": forward, "backward": backward, "both": both}
-    return {pass_: known[pass_] for pass_ in passes}
 
 
 def _rounds(ready: list[Competitor], planned: Planned, timer: Timer, report: Report) -> None:
@@ -174,15 +157,15 @@ def _rounds(ready: list[Competitor], planned: Planned, timer: Timer, report: Rep
         ordered = ready if number % 2 == 0 else ready[::-1]
         entries: list[dict[str, Any]] = []
         for position, competitor in enumerate(ordered):
-            passes = [pass_ for pass_ in competitor.calls if (number, competitor.name, pass_) in planned.todo]
+            passes = [pass_ for pass_ in competitor.passes if (number, competitor.name, pass_) in planned.todo]
             if passes:
                 report(event="start", kernel=competitor.name, phase=f"round {number}", round=number)
             for pass_ in passes:
                 clocks = ClockSampler(group.device)
-                time_it = partial(_round, timer, competitor.calls[pass_], competitor.alone[pass_], clocks)
+                time_it = partial(_round, timer, competitor, pass_, clocks)
                 taken = _attempt(time_it, competitor.name, [pass_], timer, report)
                 if taken is None:
-                    del competitor.calls[pass_]  # its verdict is out; the next rounds go on without it
+                    competitor.passes.remove(pass_)  # its verdict is out; the next rounds go on without it
                     continue
                 entries.append(
                     {
@@ -196,18 +179,23 @@ def _rounds(ready: list[Competitor], planned: Planned, timer: Timer, report: Rep
                         "host_us": competitor.facts["host_us"][pass_],
                     }
                 )
+            if group.team is not None:
+                competitor.forget()  # every strategy's gathered keys at once fill a GPU
         report(event="round", round=number, entries=entries)
 
 
-def _round(timer: Timer, call: Call, alone: dict[str, Call], clocks: ClockSampler) -> dict[str, Any]:
+def _round(timer: Timer, competitor: Competitor, pass_: str, clocks: ClockSampler) -> dict[str, Any]:
     """The samples of one round, as fields of a row."""
+    whole, parts = competitor.whole, competitor.parts
+    for one in (whole, *parts.values()):
+        one.remember(pass_)
     with clocks:
-        if not alone:
-            return {"samples_ms": [round(sample, 6) for sample in timer.round(call)]}
+        if not parts:
+            return {"samples_ms": [round(sample, 6) for sample in timer.round(whole.call(pass_))]}
         from harness.team import TeamTimer  # here, since it starts processes that run this module
 
         assert isinstance(timer, TeamTimer), "only ranks that share a sequence have calls beside the whole one"
-        return turn_about(timer, call, alone)
+        return turn_about(timer, whole.call(pass_), {name: part.call(pass_) for name, part in parts.items()})
 
 
 def _merged(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -41,6 +41,7 @@ class Sharded(Backend):
         self.name, self.title = kernel.name, kernel.title  # type: ignore[misc]
         self._kernel, self._sharing = kernel, sharing
         self._cp: ContextParallel | None = None
+        self._rows: Inputs | None = None
         self._plan_ms = 0.0
 
     def probe(self, device: str) -> Availability:
@@ -81,19 +82,20 @@ class Sharded(Backend):
 
     def timed(self, attend: Attend, inputs: Inputs) -> tuple[Attend, Inputs]:
         """Attention of this rank's rows."""
-        return self._rows_of(self._prepared(), inputs)
+        self._rows = Inputs(*(self._prepared().shard(x) for x in (inputs.q, inputs.k, inputs.v, inputs.dout)))
+        return self._call(self._prepared()), self._rows
 
     def alone(self, inputs: Inputs) -> dict[str, tuple[Attend, Inputs]]:
         """Without the exchange, without the computation, and plain messages of the same bytes."""
-        cp = self._prepared()
+        cp, rows = self._prepared(), self._rows
         if not cp.separable:
             return {}
-        parts = {"comp": cp.without_exchange(), "comm": cp.without_compute()}
-        calls = {name: self._rows_of(part, inputs) for name, part in parts.items()}
+        assert rows is not None, "timed comes first"
+        calls = {"comp": self._call(cp.without_exchange()), "comm": self._call(cp.without_compute())}
         bare = Bare.of(cp, inputs.k)
         if bare is not None:
-            calls["bare"] = (lambda q, k, v: (bare.attend(q, k, v), None), calls["comp"][1])
-        return calls
+            calls["bare"] = lambda q, k, v: (bare.attend(q, k, v), None)
+        return {name: (call, rows) for name, call in calls.items()}
 
     def facts(self, inputs: Inputs) -> dict[str, Any]:
         """What the plan says: bytes and tiles by rank, and how long it took to make."""
@@ -112,10 +114,9 @@ class Sharded(Backend):
         assert self._cp is not None, "prepare comes first"
         return self._cp
 
-    def _rows_of(self, cp: ContextParallel, inputs: Inputs) -> tuple[Attend, Inputs]:
+    def _call(self, cp: ContextParallel) -> Attend:
         options = self._options()
-        rows = Inputs(*(cp.shard(x) for x in (inputs.q, inputs.k, inputs.v, inputs.dout)))
-        return lambda q, k, v: (cp.attention(q, k, v, **options), None), rows
+        return lambda q, k, v: (cp.attention(q, k, v, **options), None)
 
     def _options(self) -> dict[str, Any]:
         return {"implementation": IMPLEMENTATIONS.get(self.name, "auto")}
