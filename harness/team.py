@@ -10,6 +10,8 @@ one goes on without the competitor.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -27,9 +29,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from harness.cases import Timing
+from harness.measure import Report, run_group
+from harness.overlap import turn_about
 from harness.resume import Entry, Planned
 from harness.timing import Call, Event, Timer
-from harness.worker import Report, die_with_parent, run_group
 
 GRACE_S = 20.0
 """How long a rank that failed waits for the others to end the step."""
@@ -59,6 +62,10 @@ class TeamTimer(Timer):
         dist.all_gather(samples, mine)
         return torch.cat(samples).tolist()
 
+    def round_of(self, whole: Call, parts: dict[str, Call]) -> Event:
+        """As of one process; with parts, all of them turn about."""
+        return turn_about(self, whole, parts) if parts else super().round_of(whole, parts)
+
     def settle(self, event: Event | None) -> Event | None:
         """This rank's verdict on the step, else that of the first rank that has one. Does not return where the others do not
         come to the end of a step in which this rank failed: the worker is told and ends them all."""
@@ -81,6 +88,12 @@ class TeamTimer(Timer):
 
 def _of_rank(verdict: Event, rank: int, ranks: int) -> Event:
     return verdict | {"reason": f"rank {rank} of {ranks}: {verdict['reason']}"}
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends, however that ends."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def run_in_team(planned: Planned, report: Report) -> None:

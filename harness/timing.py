@@ -19,7 +19,7 @@ TIMING_VERSION = 1
 
 Call = Callable[[], object]
 Event = dict[str, Any]
-"""One report of the worker; ``harness.worker``."""
+"""One report of ``harness.measure``."""
 
 # Where the cache size cannot be read.
 _FALLBACK_CACHE = 64 << 20
@@ -75,6 +75,11 @@ class Timer:
     def round(self, call: Call) -> list[float]:
         """One warm-up that also tells how long a call lasts, then the samples of a round, milliseconds."""
         return self.measure(call, self.samples_for(self.once(call) / 1000))
+
+    def round_of(self, whole: Call, parts: dict[str, Call]) -> Event:
+        """A round, as fields of a row. ``parts`` of a call can be timed beside it where ranks share a sequence."""
+        assert not parts, "only ranks that share a sequence have calls beside the whole one"
+        return {"samples_ms": [round(sample, 6) for sample in self.round(whole)]}
 
     def measure(self, call: Call, count: int) -> list[float]:
         """``count`` samples, milliseconds. On a GPU the host runs ahead, so launching is not part of them."""

@@ -1,6 +1,6 @@
 """What a competitor is: a name, whether it can run here, what it can express, and how it is prepared.
 
-One file a competitor beside this one. Nothing here measures; ``harness.worker`` does, the same way for all.
+One file a competitor beside this one. Nothing here measures; ``harness.measure`` does, the same way for all.
 """
 
 from __future__ import annotations

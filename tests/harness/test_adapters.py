@@ -25,11 +25,11 @@ from harness.backends import package as package_module
 from harness.cases import Group, MaskSpec, Problem, Timing
 from harness.gate.check import run as run_once
 from harness.inputs import make_inputs, make_mask
+from harness.measure import run_group
 from harness.resume import Planned
 from harness.rows import read_rows
 from harness.runner import EXIT_FAILED, run
 from harness.timing import Timer
-from harness.worker import run_group
 from masks.column_mask import ColumnMask
 from masks.dense import dense
 from masks.documents import paper_documents
