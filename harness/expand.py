@@ -100,12 +100,12 @@ def _team(config: RunConfig, machine: Machine, degree: int) -> Team | None:
 
 
 def _by_strategy(config: RunConfig, kernels: tuple[str, ...]) -> tuple[str, ...]:
-    """``kernel/strategy`` of every kernel and strategy: the one that was named, else all that can be timed here.
+    """``kernel/strategy`` of every kernel and strategy: those that were named, else all that can be timed here.
 
     PyTorch's own strategy has a kernel of its own.
     """
-    named = config.strategy is not None
-    strategies = [config.strategy] if named else list(STRATEGIES)
+    named = config.strategies is not None
+    strategies = config.strategies or tuple(STRATEGIES)
     if config.cluster is not None:
         return tuple(f"{kernel}/{strategy}" for kernel in kernels for strategy in simulated_strategies(config))
     ours = [name for name in strategies if name not in OWN_KERNEL]

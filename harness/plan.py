@@ -130,7 +130,7 @@ def ranking(problem: Problem, mask: ColumnMask, config: RunConfig, cluster: Clus
     chunk, and more and less slack, one at a time.
     """
     exchange = "nccl" if config.exchange in (None, "auto") else config.exchange
-    names = [config.strategy] if config.strategy is not None else strategies_of(exchange)
+    names = config.strategies or strategies_of(exchange)
     found = []
     for ranks in degrees:
         for name in names:

@@ -94,12 +94,20 @@ def resolve(config: Config, gpu: str | None, gpus: int | None = None) -> RunConf
         cp_degrees=degrees,
         tokens_a_rank=tokens_a_rank,
         cluster=hardware.cluster if simulated else None,
-        strategy=config.strategy.value if config.strategy is not None else None,
+        strategies=_strategies(config, degrees),
         exchange=config.exchange.value if config.exchange is not None else None,
         source=config.source.value,
         results_dir=config.results_dir,
         dry_run=config.dry_run,
     )
+
+
+def _strategies(config: Config, degrees: tuple[int, ...]) -> tuple[str, ...] | None:
+    """The one that was said, else the sweep's, which mean nothing to a single rank; None: all."""
+    if config.strategy is not None:
+        return (config.strategy.value,)
+    listed = config.sweep.strategies
+    return tuple(one.value for one in listed) if listed is not None and degrees != (1,) else None
 
 
 def _simulated(config: Config, degrees: tuple[int, ...], gpus: int) -> bool:

@@ -39,9 +39,10 @@ class RunConfig:
     """One run. ``kernels`` None: every competitor that can run. ``batch`` None: ``tokens // seqlen``, at least 1,
     and 1 where ranks share a sequence.
 
-    ``params`` holds only what the user set; a family in ``families`` takes those that it knows. ``gpus``: the names of the
-    GPUs that the hardware file is about, empty for any. ``peak_tflops``: by dtype, only the known ones. ``tokens_a_rank``: the
-    length is this times the degree, in place of ``seqlens``. ``cluster``: what it is simulated on; None: it is measured.
+    ``strategies`` None: all. ``params`` holds only what the user set; a family in ``families`` takes those that it knows.
+    ``gpus``: the names of the GPUs that the hardware file is about, empty for any. ``peak_tflops``: by dtype, only the known
+    ones. ``tokens_a_rank``: the length is this times the degree, in place of ``seqlens``. ``cluster``: what it is simulated on;
+    None: it is measured.
 
     Raises:
         ConfigError: a value out of its range; the message names the key, the value and what is allowed.
@@ -69,7 +70,7 @@ class RunConfig:
     cp_degrees: tuple[int, ...] = (1,)
     tokens_a_rank: int | None = None
     cluster: str | None = None
-    strategy: str | None = None
+    strategies: tuple[str, ...] | None = None
     exchange: str | None = None
     source: str = "auto"
     results_dir: str = "results/local"
@@ -89,6 +90,8 @@ class RunConfig:
             _member("passes", pass_, PASSES)
         if self.kernels is not None:
             _several("kernel.names", self.kernels)
+        if self.strategies is not None:
+            _several("sweep.strategies", self.strategies)
         for seqlen in self.seqlens:
             _integer("seqlen", seqlen, 1, MAX_SEQLEN)
         _integer("head_dim", self.head_dim, 1, MAX_HEAD_DIM)
@@ -108,7 +111,8 @@ class RunConfig:
         if not self.results_dir.strip():
             raise ConfigError("results_dir is empty; give a folder.")
         if self.cp_degrees == (1,):
-            for name, value in (("strategy", self.strategy), ("exchange", self.exchange)):
+            strategy = None if self.strategies is None else ",".join(self.strategies)
+            for name, value in (("strategy", strategy), ("exchange", self.exchange)):
                 if value is not None:
                     raise ConfigError(
                         f"{name}={value} means nothing with cp_degree=1; give a cp_degree above 1, or leave it out"

@@ -199,7 +199,7 @@ class SweepSchema:
     """``sweep``: the lists that stand in for what is not given singly.
 
     None for variants: the hardware's list. ``timing`` is what ``timing=auto`` means in this sweep; None: the hardware's.
-    ``cp_degrees`` go with ``tokens_a_rank``, the length of a rank's part, in place of ``seqlens``.
+    ``cp_degrees`` go with ``tokens_a_rank``, the length of a rank's part, in place of ``seqlens``. None for strategies: all.
     """
 
     name: str = "none"
@@ -209,6 +209,7 @@ class SweepSchema:
     timing: str | None = None
     cp_degrees: list[int] = field(default_factory=list)
     tokens_a_rank: int | None = None
+    strategies: list[Strategy] | None = None
 
 
 @dataclass

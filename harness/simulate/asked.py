@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from context_parallel.grid import PlanError
 from harness.cases import Team
 from harness.config.errors import ConfigError
@@ -22,7 +24,7 @@ def simulated_team(config: RunConfig, degree: int) -> Team:
     if config.deterministic:
         raise ConfigError("deterministic=true: there are no rates of the deterministic backward pass to simulate it with")
     try:
-        for name in [config.strategy] if config.strategy is not None else modelled()[:1]:
+        for name in config.strategies or modelled()[:1]:
             find_exchange(_exchange(config), name)
         cluster = find_cluster(str(config.cluster))
         cluster.ranks_per_node(degree)
@@ -33,9 +35,9 @@ def simulated_team(config: RunConfig, degree: int) -> Team:
     return Team(degree, _exchange(config))
 
 
-def simulated_strategies(config: RunConfig) -> list[str]:
-    """The strategy that was named, or all that have the exchange."""
-    return [config.strategy] if config.strategy is not None else strategies_of(_exchange(config))
+def simulated_strategies(config: RunConfig) -> Sequence[str]:
+    """The strategies that were named, or all that have the exchange."""
+    return config.strategies or strategies_of(_exchange(config))
 
 
 def _exchange(config: RunConfig) -> str:

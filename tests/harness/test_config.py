@@ -255,6 +255,8 @@ RULES = [
     (["cp_degree=4", "hardware.tokens_a_rank=0"], "tokens_a_rank=0"),
     (["sweep=cp_scaling", "sweep.cp_degrees=[4,4]"], "cp_degrees names 4 more than once"),
     (["strategy=ring"], "strategy=ring means nothing with cp_degree=1"),
+    (["cp_degree=2", "sweep.strategies=[]"], "sweep.strategies"),
+    (["cp_degree=2", "sweep.strategies=[rong]"], "rong"),
     (["exchange=nccl"], "exchange=nccl means nothing with cp_degree=1"),
     (["passes=[]"], "passes is an empty list"),
     (["passes=[forward,forward]"], "passes names forward more than once"),
@@ -300,7 +302,12 @@ def test_run_config_checks_itself_without_hydra() -> None:
 
 def test_composing_with_context_parallelism_works() -> None:
     found = config("cp_degree=16", "strategy=ring", "exchange=nccl")
-    assert (found.cp_degrees, found.strategy, found.exchange) == ((16,), "ring", "nccl")
+    assert (found.cp_degrees, found.strategies, found.exchange) == ((16,), ("ring",), "nccl")
+    # A sweep may list some; what is typed singly wins, and one rank alone has none.
+    some = "sweep.strategies=[fm3,magi]"
+    assert config("cp_degree=4", some).strategies == ("fm3", "magi")
+    assert config("cp_degree=4", some, "strategy=ring").strategies == ("ring",)
+    assert (config("cp_degree=4").strategies, config(some).strategies) == (None, None)
 
 
 def test_ranks_without_gpus_are_simulated_unless_something_else_is_asked_for() -> None:

@@ -63,7 +63,7 @@ def test_ranks_that_share_a_sequence_are_one_group_with_a_competitor_a_strategy(
     # PyTorch's own is not timed on a CPU unless it is asked for; then its row says why.
     assert every.kernels == tuple(f"reference/{name}" for name in STRATEGIES if name != "flex_cp")
     for strategy, kernel in (("ring", "reference"), ("flex_cp", "flex")):
-        (one,) = expand(run_config(cp_degrees=(2,), strategy=strategy, exchange="auto"), CPU)
+        (one,) = expand(run_config(cp_degrees=(2,), strategies=(strategy,), exchange="auto"), CPU)
         assert one.kernels == (f"{kernel}/{strategy}",)
         assert Group.from_json(one.to_json()) == one
     two = dataclasses.replace(H200, gpus=2)
