@@ -14,7 +14,7 @@ each half. No epoch waits for more than epochs before it and for steps 1 and 2 o
 flag is not set twice: *there* of an epoch follows *read* of the epoch before last, which the setter has waited for.
 
 Packing and flags are small kernels and run before the attention that hides the copies; the copies need nothing but the
-engines. Not measured yet, and it has not run on GPUs yet: its order is tested with memory shared by threads.
+engines. Checked on two H200s, and not measured yet; its order is also tested with memory shared by threads.
 """
 
 from __future__ import annotations

@@ -13,14 +13,14 @@ TABLES = ("kernels", "links")
 def kernels(cluster: Cluster) -> str:
     """Rates of kernels, a line each."""
     lines = [
-        "| kernel, pass, head dim | full tile | partial tile | outer tile | launch | host | cells | median, worst error |",
-        "|---|---|---|---|---|---|---|---|",
+        "| kernel, pass, head dim | full tile | partial tile | outer tile | launch | cells | median, worst error |",
+        "|---|---|---|---|---|---|---|",
     ]
     for one in cluster.rates.kernels:
         borrowed = " (borrowed)" if one.borrowed else ""
         prices = " | ".join(f"{price / 1e3:.2f} ns" for price in (one.full_ps, one.partial_ps, one.outer_ps))
         lines.append(
-            f"| {one.kernel} {one.pass_}, {one.head_dim}{borrowed} | {prices} | {one.launch_us:.3g} us | {one.host_us:.0f} us "
+            f"| {one.kernel} {one.pass_}, {one.head_dim}{borrowed} | {prices} | {one.launch_us:.3g} us "
             f"| {one.rows} | {one.median:.1%}, {one.worst:.1%} |"
         )
     return "\n".join(lines)

@@ -72,15 +72,12 @@ def fit_cells(cells: Sequence[Cell]) -> dict[str, Any] | None:
     rates, errors = least_squares(tiles, times)
     one = pairs[0][0]
     an_outer = (tiles[:, 0] + tiles[:, 1]) / tiles[:, 2]
-    # The host needs the same for every mask: what is above the least is what else kept it busy.
-    hosts = [host for cell, _ in pairs if (host := cell.middle("host_us")) is not None]
     return {
         "kernel": one["kernel"],
         "pass": one["pass"],
         "head_dim": one["head_dim"],
         **{f"{name}_ps": short(rate * 1e9) for name, rate in zip(FEATURES[:3], rates[:3], strict=True)},
         "launch_us": short(rates[3] * 1e3),
-        "host_us": short(min(hosts, default=0.0)),
         "worst": short(float(np.abs(errors).max())),
         "median": short(float(np.median(np.abs(errors)))),
         "rows": len(pairs),

@@ -141,10 +141,6 @@ class Loads:
         tiles = (work.full.sum(1) * rates.full_ps + work.partial.sum(1) * rates.partial_ps) * self._scale
         return (tiles + rows * self._heads * rates.outer_ps) / 1e9
 
-    def host_ms(self) -> float:
-        """What the host needs to issue one attention call."""
-        return self.rates.host_us / 1e3
-
     def copy_ms(self, tokens: int) -> float:
         """Reading and writing keys and values of so many tokens: packing them."""
         return self._memory(tokens * self.bytes_per_token * 2)

@@ -87,9 +87,9 @@ class KernelRates:
     """What a launch of a kernel costs on a whole GPU, for one pass and head dim.
 
     full_ps, partial_ps: a 128x128 tile of one head, picoseconds. outer_ps: besides, every tile of 128 rows (forward) or 128
-    columns (backward) that the kernel works through. launch_us: besides, every launch. host_us: what the host needs to issue
-    one. worst, median: relative errors of the fit, over ``rows`` lines. outer_tiles, tiles_an_outer: what the fit has seen, per
-    launch over all heads, and on average per outer tile. borrowed: why these are not the kernel's own rates, or None.
+    columns (backward) that the kernel works through. launch_us: besides, every launch. worst, median: relative errors
+    of the fit, over ``rows`` lines. outer_tiles, tiles_an_outer: what the fit has seen, per launch over all heads, and on
+    average per outer tile. borrowed: why these are not the kernel's own rates, or None.
     """
 
     kernel: str
@@ -99,7 +99,6 @@ class KernelRates:
     partial_ps: float
     outer_ps: float
     launch_us: float
-    host_us: float
     worst: float
     median: float
     rows: int
@@ -115,7 +114,7 @@ class KernelRates:
         Raises:
             ClusterError: a missing, negative or inconsistent rate.
         """
-        costs = ("full_ps", "partial_ps", "outer_ps", "launch_us", "host_us", "worst", "median")
+        costs = ("full_ps", "partial_ps", "outer_ps", "launch_us", "worst", "median")
         ranges = ("outer_tiles", "tiles_an_outer")
         names = ("kernel", "pass", "head_dim", *costs, "rows", *ranges, "source")
         found = entries(value, where, names, ("borrowed",))

@@ -2,8 +2,7 @@
 
 A hop's exchange is issued before its attention and after all that came before, so both go side by side; the next hop waits for
 both. Exchanges of a rank are one after another, also those of keys and of gradients. Backward the gradient of a shard follows
-one hop behind it, in 32 bit, and comes home from the last rank. The host issues one attention call after another, and short
-hops wait for it.
+one hop behind it, in 32 bit, and comes home from the last rank.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from context_parallel.ring import Hops
 from harness.simulate.gathered import packed
 from harness.simulate.loads import HALF, SINGLE, Loads
 from harness.simulate.moves import Batch, Message, Moves, Numbers, joined
-from harness.simulate.steps import COMPUTE, EXCHANGE, WAIT, Steps
+from harness.simulate.steps import COMPUTE, EXCHANGE, Steps
 
 
 class _Ring:
-    """Where every rank is: ``behind`` on its processors, ``wire`` with its exchanges, ``host`` with its calls."""
+    """Where every rank is: ``behind`` on its processors, ``wire`` with its exchanges."""
 
     def __init__(self, loads: Loads) -> None:
         self.loads = loads
@@ -27,7 +26,6 @@ class _Ring:
         self.moves = Moves(self.steps, loads)
         self.behind: Numbers = packed(self.steps, loads)
         self.wire: Numbers = [[] for _ in self.ranks]
-        self.host: list[list[int] | None] = [None for _ in self.ranks]
         self.units = [loads.plan.units(rank, 0) for rank in self.ranks]
 
     def pass_on(self, hop: int) -> Numbers:
@@ -55,11 +53,8 @@ class _Ring:
         for rank, one in enumerate(self.hops):
             if not (one.has(hop) and one.attends[hop]):
                 continue
-            before = self.host[rank]
-            issued = [] if before is None else [self.steps.delay(rank, WAIT, "issue", self.loads.host_ms(), before)]
-            self.host[rank] = issued
             milliseconds = self.loads.attention_ms(rank, self.units[one.owner(hop)])
-            attention = self.steps.work(rank, COMPUTE, f"hop {hop}", milliseconds, [*self.behind[rank], *issued])
+            attention = self.steps.work(rank, COMPUTE, f"hop {hop}", milliseconds, self.behind[rank])
             self.behind[rank] = [self.steps.work(rank, COMPUTE, "merge", self.loads.merge_ms(rank), [attention])]
 
     def wait_for(self, over: Numbers) -> None:

@@ -15,7 +15,7 @@ from harness.simulate.exchange import FLAGS, Exchange
 from harness.simulate.gathered import owed, packed
 from harness.simulate.loads import Loads
 from harness.simulate.moves import Batch, Moves, Numbers, Route, joined
-from harness.simulate.steps import COMPUTE, EXCHANGE, WAIT, Steps
+from harness.simulate.steps import COMPUTE, EXCHANGE, Steps
 
 
 class _Staged:
@@ -30,7 +30,7 @@ class _Staged:
         self.done: Numbers = [[] for _ in self.ranks]
         self.wire: Numbers = [[] for _ in self.ranks]
         self.last: Numbers = [[] for _ in self.ranks]
-        self.host: list[list[int] | None] = [None for _ in self.ranks]
+        self.attending: set[int] = set()  # ranks that have a result to merge with
         self.shares = [shares_of(loads, rank) for rank in self.ranks] if exchange.attends == FLAGS else []
 
     def attend(self, stage: int, arrived: Numbers) -> None:
@@ -44,13 +44,11 @@ class _Staged:
             elif units or not stage:
                 # Rows that see nothing of a stage are left out of its launch, and of what is merged.
                 seeing = self.plan.seeing(rank, stage) if stage else None
-                before = self.host[rank]
-                issued = [] if before is None else [self.steps.delay(rank, WAIT, "issue", self.loads.host_ms(), before)]
-                self.host[rank] = issued
-                self._compute(rank, stage, self.loads.attention_ms(rank, units, seeing), [*arrived[rank], *issued])
-                if before is not None:
+                self._compute(rank, stage, self.loads.attention_ms(rank, units, seeing), arrived[rank])
+                if rank in self.attending:
                     merge = self.steps.work(rank, COMPUTE, "merge", self.loads.merge_ms(rank, seeing), self.done[rank])
                     self.done[rank] = [merge]
+                self.attending.add(rank)
 
     def bring(self, batch: Batch, ready: Numbers) -> Numbers:
         """Messages of a stage within the node; what every rank waits for that sends or receives some."""

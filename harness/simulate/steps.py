@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-COMPUTE, EXCHANGE, WAIT = "compute", "exchange", "wait"
-"""What a step belongs to: attention and its sums; moving keys and gradients, packing and adding them up; the host."""
+COMPUTE, EXCHANGE = "compute", "exchange"
+"""What a step belongs to: attention and its sums; moving keys and gradients, packing and adding them up."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Lane:
 class Step:
     """One thing that happens once all of ``after`` have happened.
 
-    rank: whose it is; of a transfer, the receiver. kind: one of the three above. label: for the timeline.
+    rank: whose it is; of a transfer, the receiver. kind: one of the two above. label: for the timeline.
     work: milliseconds at full speed, of the rank's processors. delay: milliseconds that pass whatever else happens.
     lane, source, amount: of a transfer: its bytes from ``source`` to ``rank``, after ``delay``.
     """
@@ -65,12 +65,7 @@ class Steps:
 
     def only(self, kind: str) -> Steps:
         """The same order of steps, where all but one kind take no time: the keys are there already, or nobody computes."""
-        kept = [
-            step
-            if step.kind == kind or (kind == COMPUTE and step.kind == WAIT)
-            else Step(step.rank, step.kind, step.label, step.after)
-            for step in self.steps
-        ]
+        kept = [step if step.kind == kind else Step(step.rank, step.kind, step.label, step.after) for step in self.steps]
         return Steps(self.ranks, kept)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness.simulate.engine import play
 from harness.simulate.network import shares
-from harness.simulate.steps import COMPUTE, EXCHANGE, WAIT, Lane, Steps
+from harness.simulate.steps import COMPUTE, EXCHANGE, Lane, Steps
 
 LANE = Lane(bytes_per_ms=100.0, beside=1.0, network=False)
 SLOWING = Lane(bytes_per_ms=100.0, beside=0.25, network=False)
@@ -64,11 +64,11 @@ def test_both_directions_and_both_networks_are_ports_of_their_own() -> None:
 def test_only_one_kind_leaves_the_order_and_takes_the_time_away() -> None:
     steps = Steps(1)
     packed = steps.work(0, EXCHANGE, "pack", 2.0)
-    issued = steps.delay(0, WAIT, "issue", 1.0, [packed])
-    steps.work(0, COMPUTE, "attention", 4.0, [issued])
+    there = steps.delay(0, EXCHANGE, "flag", 1.0, [packed])
+    steps.work(0, COMPUTE, "attention", 4.0, [there])
     assert play(steps).total == 7.0
-    assert play(steps.only(COMPUTE)).total == 5.0
-    assert play(steps.only(EXCHANGE)).total == 2.0
+    assert play(steps.only(COMPUTE)).total == 4.0
+    assert play(steps.only(EXCHANGE)).total == 3.0
 
 
 def test_steps_wait_for_earlier_ones_only() -> None:

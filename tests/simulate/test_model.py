@@ -82,11 +82,6 @@ def test_a_ring_takes_the_longer_of_hop_and_transfer() -> None:
         assert found.full == pytest.approx(3 * max(transfer, attention) + attention, rel=1e-6)
 
 
-def test_short_hops_wait_for_the_host() -> None:
-    found = run(4096, Ask(4, "ring"), worlds.cluster(gb_per_s=1e5, host_us=500.0)).prediction
-    assert found.full == pytest.approx(3 * 0.5 + 64e-3, rel=1e-3)
-
-
 def test_a_ring_sends_gradients_home_in_twice_the_bytes() -> None:
     """2 ranks, forward one shard; backward the shard and its gradient of 32 bit."""
     ask, cluster = Ask(2, "ring"), worlds.cluster()
@@ -149,15 +144,9 @@ def test_a_launch_a_stage_attends_to_own_keys_while_others_arrive(nodes: int, wa
 
 
 def test_a_launch_a_stage_pays_for_every_launch() -> None:
-    cluster = worlds.cluster(launch_us=100.0, host_us=0.0)
+    cluster = worlds.cluster(launch_us=100.0)
     one, several = (staged_run(Exchange(SM, attends), "forward", cluster, stages=3)[1] for attends in (FLAGS, PARTS))
     assert several == pytest.approx(one + 3 * 0.1, rel=1e-3)
-
-
-def test_launches_of_stages_wait_for_the_host() -> None:
-    cluster = worlds.cluster(gb_per_s=1e4, host_us=5000.0)
-    times, busy = staged_run(Exchange(SM, PARTS), "forward", cluster, stages=3)
-    assert 15.0 < times.total < 15.0 + busy
 
 
 # -- conservation ---------------------------------------------------------------------------------------------------
@@ -229,7 +218,7 @@ def test_no_run_beats_its_bounds(pass_: str, strategy: str, exchange: str) -> No
     assert found.least <= found.compute <= found.full
     assert found.full <= found.compute + found.communicate + 1e-9
     # Not a law: exchanges with nothing computed between them begin at once, and crowd each other where ranks read in one order.
-    assert found.communicate <= found.full * 1.4
+    assert found.communicate <= found.full * 1.5
     assert found.low < found.full < found.high
     assert sum(found.received) >= found.least_received
     assert 0 < found.balance <= 1
@@ -241,12 +230,12 @@ def test_no_run_beats_its_bounds(pass_: str, strategy: str, exchange: str) -> No
     st.sampled_from(CELLS),
     st.sampled_from(["forward", "backward"]),
     st.sampled_from(["document", "sliding_window", "causal", "share_question"]),
-    st.sampled_from(["gb_per_s", "network_gb_per_s", "latency_us", "message_us", "beside", "full_ps", "host_us"]),
+    st.sampled_from(["gb_per_s", "network_gb_per_s", "latency_us", "message_us", "beside", "full_ps"]),
     st.floats(1.01, 8.0),
 )
 def test_more_of_one_thing_is_never_slower(cell: tuple[str, str], pass_: str, family: str, what: str, factor: float) -> None:
     base = {"gb_per_s": 20.0, "network_gb_per_s": 2.0, "latency_us": 5.0, "message_us": 1.0, "beside": 0.1}
-    base |= {"full_ps": 1e6, "host_us": 30.0}
+    base |= {"full_ps": 1e6}
     better = base[what] * factor if what in ("gb_per_s", "network_gb_per_s", "beside") else base[what] / factor
     times = [
         run(8192, Ask(4, *cell), worlds.cluster(gpus_per_node=2, **values), pass_, family).prediction.full

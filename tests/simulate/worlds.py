@@ -25,7 +25,6 @@ def kernel(pass_: str, **changes: float) -> KernelRates:
         partial_ps=2e6,
         outer_ps=0.0,
         launch_us=0.0,
-        host_us=0.0,
         worst=0.0,
         median=0.0,
         rows=10,
