@@ -35,8 +35,15 @@ class Incoming:
         self._inbox = {stage: exchange.empty(k, slots.shape(k)) for stage, slots in route.inbox.items()}
         self._on: dict[int, Pending] = {}
 
+        packed: dict[tuple[int, ...], Tensor] = {}  # many peers often need the same units
+
+        def tokens(units: tuple[int, ...]) -> Tensor:
+            if units not in packed:
+                packed[units] = pack(k, v, route.own.spans(units))
+            return packed[units]
+
         def own(leg: Leg) -> Send:
-            return Send(leg.peer, lambda: pack(k, v, route.own.spans(leg.units)), leg.at)
+            return Send(leg.peer, lambda: tokens(leg.units), leg.at)
 
         near = [self._stage(route.near[s], own, route.buffer, self.buffer) for s in route.near_stages]
         network = [self._stage(route.network[s], own, route.inbox[s], self._inbox[s]) for s in route.far_stages]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -26,7 +28,7 @@ class Rows:
         """Number of ranks in the group."""
         return self._group.size
 
-    @property
+    @cached_property
     def local_rows(self) -> int:
         """Rows of the sequence that this rank holds; may be 0."""
         return sum(end - start for start, end in self.plan.rows(self.rank))
