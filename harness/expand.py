@@ -43,7 +43,7 @@ def expand(config: RunConfig, machine: Machine) -> list[Group]:
     """
     if not config.dry_run and config.cluster is None:  # a plan can be looked at anywhere, a cluster simulated anywhere
         _check_device(config, machine)
-    alone = kernels = choose_kernels(config)
+    alone = kernels = choose_kernels(config, machine)
     teams = {degree: _team(config, machine, degree) for degree in config.cp_degrees}
     if max(config.cp_degrees) > 1:
         kernels = _by_strategy(config, kernels)
@@ -62,7 +62,7 @@ def expand(config: RunConfig, machine: Machine) -> list[Group]:
         )
         how = (config.passes, config.device, timing, config.deterministic, teams[degree], config.cluster)
         group = Group(problem, kernels if degree > 1 else alone, *how)
-        refusal = too_large(problem, machine, FAMILIES[spec.family].per_head, tensors=config.cluster is None)
+        refusal = too_large(problem, machine, FAMILIES[spec.family].per_head, config.device == "cpu" and config.cluster is None)
         if refusal is not None:
             raise ConfigError(refusal)
         mask = _one_head(problem)
@@ -116,19 +116,20 @@ def _by_strategy(config: RunConfig, kernels: tuple[str, ...]) -> tuple[str, ...]
     return tuple(names)
 
 
-def choose_kernels(config: RunConfig) -> tuple[str, ...]:
-    """The competitors: those named, as named (one that is missing gets a row that says so); else all that can run."""
+def choose_kernels(config: RunConfig, machine: Machine) -> tuple[str, ...]:
+    """The competitors: those named, as named (one that is missing gets a row that says so); else all that can run, or all that
+    there are where a plan for a GPU is only looked at."""
     if config.cluster is not None:
         return simulated_kernels(config)
     if max(config.cp_degrees) > 1:
         other = [name for name in config.kernels or () if name not in SHARED]
         if other:
             raise ConfigError(f"kernel.names={','.join(other)}: ranks that share a sequence run one of {', '.join(SHARED)}")
-        if config.kernels is None:
-            return next((name,) for name in SHARED if BACKENDS[name].probe(config.device).ok)
     if config.kernels is not None:
         return config.kernels
-    return tuple(name for name, backend in BACKENDS.items() if backend.probe(config.device).ok)
+    elsewhere = config.device == "cuda" and machine.gpu is None
+    possible = [name for name, backend in BACKENDS.items() if elsewhere or backend.probe(config.device).ok]
+    return next((name,) for name in SHARED if name in possible) if max(config.cp_degrees) > 1 else tuple(possible)
 
 
 def _check_device(config: RunConfig, machine: Machine) -> None:

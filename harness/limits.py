@@ -30,12 +30,12 @@ def too_large(problem: Problem, machine: Machine, per_head: bool, tensors: bool 
 
     Args:
         problem: the shapes. machine: available memory. per_head: every batch item and head has mask vectors of its own.
-        tensors: inputs and results are made too, not only the mask.
+        tensors: inputs and results are made in this memory too, not only the mask.
     """
     masks = problem.batch * problem.heads if per_head else 1
     # Four int32 vectors and as much again while they are made; on a GPU the tensors themselves live elsewhere.
     need = 32 * problem.seqlen * masks
-    if machine.device == "cpu" and tensors:
+    if tensors:
         need += TENSORS * 4 * problem.batch * problem.seqlen * problem.heads * problem.head_dim
     free = machine.memory_available
     if free is None or need <= SHARE * free:

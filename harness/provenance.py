@@ -101,12 +101,16 @@ def cpu_model() -> str:
 
 
 def environment(device: str) -> dict[str, Any]:
-    """The software and machine facts of a run; nothing in it changes between two runs on an unchanged machine."""
+    """The software and machine facts of a run; nothing in it changes between two runs on an unchanged machine.
+
+    A plan for a GPU can be looked at where there is none; the facts are then the processor's.
+    """
     import torch
 
     from harness.device import device_facts
 
-    facts = device_facts(device)
+    on_gpu = device == "cuda" and torch.cuda.is_available()
+    facts = device_facts(device if on_gpu else "cpu")
     return {
         "device": device,
         "gpu": facts.name,
@@ -122,8 +126,8 @@ def environment(device: str) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "torch_threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if device == "cuda" else None,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if device == "cuda" else None,
+        "cudnn": torch.backends.cudnn.version() if on_gpu else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None,
         "triton": package_version("triton"),
         "numpy": package_version("numpy"),
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},

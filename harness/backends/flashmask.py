@@ -35,7 +35,7 @@ class FlashMask(OwnKernel):
 
     def probe(self, device: str) -> Availability:
         """A GPU from Ampere on, and the kernels built or a compiler to build them."""
-        if device != "cuda":
+        if device != "cuda" or not torch.cuda.is_available():
             return Availability(False, reason="needs an NVIDIA GPU", install="run on a machine with one")
         if not ampere.runs_on(torch.device("cuda", torch.cuda.current_device())):
             reason = f"{torch.cuda.get_device_name()} is older than compute capability 8.0"

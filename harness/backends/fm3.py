@@ -36,7 +36,7 @@ class Fm3(OwnKernel):
 
     def probe(self, device: str) -> Availability:
         """A Hopper GPU, and the kernels built or a compiler to build them."""
-        if device != "cuda":
+        if device != "cuda" or not torch.cuda.is_available():
             return Availability(False, reason="needs an NVIDIA Hopper GPU", install="run on a machine with an H100 or H200")
         if not hopper.is_hopper(torch.device("cuda", torch.cuda.current_device())):
             return Availability(False, reason=f"no kernel for {torch.cuda.get_device_name()}", install="run on an H100 or H200")

@@ -25,7 +25,7 @@ from harness.inputs import DTYPES, Inputs
 from harness.provenance import ROOT
 from masks.column_mask import ColumnMask
 
-IMPLEMENTATIONS = {"fm3": "hopper", "reference": "reference"}
+IMPLEMENTATIONS = {"fm3": "hopper", "flashmask": "ampere", "reference": "reference"}
 """Competitors that are this project's kernels, and what flashmask_attention calls them."""
 
 OWN_KERNEL = {"flex_cp": "flex"}

@@ -16,6 +16,7 @@ from harness.expand import expand
 from harness.inputs import make_mask
 from harness.limits import too_much
 from harness.machine import Machine, this_machine
+from harness.provenance import environment
 from masks.documents import paper_documents, sampled_documents
 from masks.families import FAMILIES
 
@@ -137,6 +138,17 @@ def test_all_means_those_that_can_run_and_names_stay_as_named(monkeypatch: pytes
     assert not {"flex", "sdpa_cudnn", "flex_flash"} & set(every.kernels) or this_machine().gpu is not None
     (named,) = expand(run_config(kernels=("flex", "sdpa_cudnn")), CPU)
     assert named.kernels == ("flex", "sdpa_cudnn")
+
+
+def test_a_plan_for_a_gpu_can_be_looked_at_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every competitor, whose GPU's memory and drivers nobody can ask here."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    there = {"device": "cuda", "hardware": "h200", "gpus": ("NVIDIA H200",), "dry_run": True, "kernels": None}
+    (whole,) = expand(run_config(**there, seqlens=(1 << 20,), batch=64), CPU)
+    assert whole.kernels == tuple(BACKENDS)
+    (shared,) = expand(run_config(**there, cp_degrees=(2,), strategies=("ring",), exchange="auto"), CPU)
+    assert shared.kernels == ("fm3/ring",)
+    assert environment("cuda")["gpu"] == environment("cpu")["gpu"]
 
 
 def test_batch_follows_the_length() -> None:
