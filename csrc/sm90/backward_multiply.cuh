@@ -11,6 +11,7 @@
 #include "backward_sums.cuh"
 #include "fragments.cuh"
 #include "hidden_bits.cuh"
+#include "ptx/sync.cuh"
 #include "ptx/wgmma.cuh"
 #include "softmax.cuh"
 
@@ -296,6 +297,9 @@ struct BackwardMultiplyRole {
                 store(x.dv, 1.f, args.dv, args.dv_strides, work);
                 store(x.dk, 1.f, args.dk, args.dk_strides, work);
                 let_follow();
+                // Products keep the warps of a warpgroup together, and here are none: without this a slow warp would still wait
+                // for these keys when the next ones are there, and the phase of a barrier after that looks like the one before.
+                ptx::named_sync(F::kThrough + warpgroup, 128);
                 if (leads()) {
                     ptx::arrive(&shared.v_empty);
                     ptx::arrive(&shared.k_empty);

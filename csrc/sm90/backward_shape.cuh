@@ -119,6 +119,9 @@ struct Backward {
     // More than the block was launched with is never there: the increase would wait for ever.
     static_assert(128 * (kLightRegisters + kWarpgroups * kMultiplyRegisters) <= kThreads * (65536 / kThreads / 8 * 8));
 
+    // Named barrier of the first warpgroup, and of the second the next one; 0 is __syncthreads.
+    static constexpr int kThrough = 1;
+
     struct Shared : BackwardStages<kD, kM, kN, kQueryStages, kGradStages, kPieceStages, T> {
         alignas(1024) T ds[2][kM * kN];
         float dq[kWarpgroups][kM * kD / kWarpgroups];
