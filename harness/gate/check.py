@@ -17,6 +17,7 @@ from torch import Tensor
 from harness.backends.base import Attend
 from harness.gate.census import Expected, HeadCensus, code_passes, expect
 from harness.gate.oracle import Blocks, Oracle
+from harness.gate.whole import whole
 from harness.inputs import Inputs, to_bshd
 from masks.column_mask import ColumnMask
 
@@ -89,14 +90,19 @@ def _check_blocks(
     for name, tensor in result.items():
         if tensor is not None and name != "lse" and not bool(torch.isfinite(tensor).all()):
             raise Incorrect(f"{name} holds values that are not finite", errors)
-    everything = max(oracle.rows, oracle.columns) <= SAMPLE_ABOVE
-    sample = None if everything else SAMPLE
-    row_tiles, column_tiles = oracle.tiles(oracle.rows, seed, sample), oracle.tiles(oracle.columns, seed + 1, sample)
-    places = oracle.places(seed, everything)
+    lse = result["lse"]
+    if max(oracle.rows, oracle.columns) <= SAMPLE_ABOVE:
+        for part in whole(oracle, gradients):
+            if isinstance(part, Blocks):
+                _judge(result[part.tensor], part, errors)
+            elif lse is not None:
+                _judge_lse(lse[part.item, list(part.heads)], part.exact, part.item, part.heads, errors)
+        return
+    row_tiles, column_tiles = oracle.tiles(oracle.rows, seed, SAMPLE), oracle.tiles(oracle.columns, seed + 1, SAMPLE)
+    places = oracle.places(seed)
     for item, head in places:
-        lse = result["lse"]
         if lse is not None:
-            _judge_lse(lse[item, head], oracle.head_rows(item, head)[1], item, head, errors)
+            _judge_lse(lse[item, [head]], oracle.head_rows(item, head)[1][None], item, (head,), errors)
         for blocks in oracle.row_blocks(item, head, row_tiles, gradients):
             _judge(result[blocks.tensor], blocks, errors)
     if gradients:
@@ -104,8 +110,7 @@ def _check_blocks(
         for item, kv_head in sorted({(item, head // group) for item, head in places}):
             for blocks in oracle.column_blocks(item, kv_head, column_tiles):
                 _judge(result[blocks.tensor], blocks, errors)
-    if not everything:
-        _check_rows_of_all_heads(result["out"], inputs, oracle, seed, errors)
+    _check_rows_of_all_heads(result["out"], inputs, oracle, seed, errors)
 
 
 def _check_rows_of_all_heads(out: Tensor | None, inputs: Inputs, oracle: Oracle, seed: int, errors: dict[str, float]) -> None:
@@ -116,39 +121,29 @@ def _check_rows_of_all_heads(out: Tensor | None, inputs: Inputs, oracle: Oracle,
     for item in range(inputs.q.shape[0]):
         exact, plain = oracle.rows_of_all_heads(item, rows)
         found = out[item, rows].to(exact.dtype)
-        for head in range(oracle.heads):
-            index = rows.view(1, -1)
-            values = [x[:, head].unsqueeze(0) for x in (exact, plain, found)]
-            _compare_blocks("out", item, head, index, values[0], values[1], values[2], out.dtype, errors)
+        values = [x.transpose(0, 1).unsqueeze(1) for x in (exact, plain, found)]
+        of_all = Blocks("out", item, tuple(range(oracle.heads)), rows.view(1, -1), values[0], values[1])
+        _compare_blocks(of_all, values[2], out.dtype, errors)
 
 
 def _judge(tensor: Tensor | None, blocks: Blocks, errors: dict[str, float]) -> None:
     assert tensor is not None  # out always is; the gradients are when asked for
-    found = tensor[blocks.item, blocks.index.clamp(min=0), blocks.head].to(blocks.exact.dtype)
-    found = found.masked_fill((blocks.index < 0).unsqueeze(-1), 0)
-    where = (blocks.tensor, blocks.item, blocks.head, blocks.index)
-    _compare_blocks(*where, blocks.exact, blocks.plain, found, tensor.dtype, errors)
+    if blocks.index.numel() == 0:
+        return
+    found = tensor[blocks.item][:, list(blocks.heads)][blocks.index.clamp(min=0)].permute(2, 0, 1, 3).to(blocks.exact.dtype)
+    _compare_blocks(blocks, found.masked_fill((blocks.index < 0).unsqueeze(-1), 0), tensor.dtype, errors)
 
 
-def _compare_blocks(
-    name: str,
-    item: int,
-    head: int,
-    index: Tensor,
-    exact: Tensor,
-    plain: Tensor,
-    found: Tensor,
-    dtype: torch.dtype,
-    errors: dict[str, float],
-) -> None:
-    """The rule, for blocks ``[T, R, D]`` at once."""
+def _compare_blocks(blocks: Blocks, found: Tensor, dtype: torch.dtype, errors: dict[str, float]) -> None:
+    """The rule, for all blocks at once; ``found`` has the shape of their values."""
     unit = max(torch.finfo(dtype).eps / 2, _LONG_SUM)  # one rounding
+    name, exact, plain = blocks.tensor, blocks.exact, blocks.plain
 
     def largest(x: Tensor) -> Tensor:
-        return x.abs().amax((1, 2))
+        return x.abs().amax((2, 3)).flatten()
 
     def norm(x: Tensor) -> Tensor:
-        return x.square().sum((1, 2)).sqrt()
+        return x.square().sum((2, 3)).sqrt().flatten()
 
     for kind, size in (("max", largest), ("l2", norm)):
         limit = 2 * size(plain - exact) + unit * size(exact)
@@ -159,26 +154,35 @@ def _compare_blocks(
         key = f"{name}_{kind}"
         errors[key] = round(max(errors.get(key, 0.0), min(value, 1e9)), 4)
         if not value <= 1:
-            rows = index[worst]
+            head, tile = divmod(worst, len(blocks.index))
+            rows = blocks.index[tile]
             span = f"{int(rows[0])} to {int(rows.max())}"
             raise Incorrect(
-                f"{name}[batch {item}, rows {span}, head {head}]: {kind} error {float(miss[worst]):.3g}, "
+                f"{name}[batch {blocks.item}, rows {span}, head {blocks.heads[head]}]: {kind} error {float(miss[worst]):.3g}, "
                 f"allowed {float(limit[worst]):.3g}",
                 errors,
             )
 
 
-def _judge_lse(found: Tensor, exact: Tensor, item: int, head: int, errors: dict[str, float]) -> None:
+def _judge_lse(found: Tensor, exact: Tensor, item: int, heads: tuple[int, ...], errors: dict[str, float]) -> None:
+    """Of some heads, ``[heads, S]``."""
+    if exact.numel() == 0:
+        return
     found = found.to(exact.dtype)
     empty = exact == -torch.inf
-    if not bool((found[empty] == -torch.inf).all()):
-        raise Incorrect(f"LSE of a row without keys is not -inf (batch {item}, head {head})", errors)
-    miss = float((found - exact)[~empty].abs().max()) if bool((~empty).any()) else 0.0
+    wrong = (empty & (found != -torch.inf)).any(1)
     # float32 sums of many terms; a wrong base or sign is off by far more.
-    limit = 1e-3 + 1e-5 * float(exact[~empty].abs().max() if bool((~empty).any()) else 0.0)
-    errors["lse_max"] = round(max(errors.get("lse_max", 0.0), miss / limit), 4)
-    if not miss <= limit:
-        raise Incorrect(f"LSE is off by {miss:.3g} (batch {item}, head {head}), allowed {limit:.3g}", errors)
+    limit = 1e-3 + 1e-5 * exact.masked_fill(empty, 0).abs().amax(1)
+    miss = torch.where(empty, 0.0, (found - exact).abs()).amax(1)
+    share = (miss / limit).nan_to_num(nan=math.inf)
+    worst = int(share.argmax())
+    errors["lse_max"] = round(max(errors.get("lse_max", 0.0), min(float(share[worst]), 1e9)), 4)
+    if bool(wrong.any()):
+        head = heads[int(wrong.int().argmax())]
+        raise Incorrect(f"LSE of a row without keys is not -inf (batch {item}, head {head})", errors)
+    if not float(share[worst]) <= 1:
+        off, allowed = float(miss[worst]), float(limit[worst])
+        raise Incorrect(f"LSE is off by {off:.3g} (batch {item}, head {heads[worst]}), allowed {allowed:.3g}", errors)
 
 
 def _check_census(

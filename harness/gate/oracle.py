@@ -6,31 +6,32 @@ inputs, float32 for 16-bit ones. The same-dtype error of a block is the yardstic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from harness.inputs import Inputs
 from masks.column_mask import BLOCK, ColumnMask, tile_count
 
-# Scores that one step may hold.
-_CHUNK = 1 << 26
+CHUNK = 1 << 26
+"""Scores that one step may hold."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of 128 rows of one tensor and head: the right values (high precision) and the same-dtype dense ones.
+    """Blocks of 128 rows of one tensor and some heads: the right values (high precision) and the same-dtype dense ones.
 
-    ``index`` int64 ``[T, 128]``: rows of each block; -1 past the end, where both values are 0. Values ``[T, 128, D]``.
+    ``index`` int64 ``[T, 128]``: rows of each block; -1 past the end, where both values are 0. Values ``[heads, T, 128, D]``.
     """
 
     tensor: str
     item: int
-    head: int
+    heads: tuple[int, ...]
     index: Tensor
     exact: Tensor
     plain: Tensor
@@ -60,6 +61,18 @@ class Oracle:
         part = self._mask_of(item, head)
         return part.visible(rows, columns)[0, 0]
 
+    def seen_by(self, item: int, heads: Sequence[int]) -> Tensor:
+        """bool ``[len(heads) or 1, S, S]``: which keys every row of some query heads sees; 1 where they have one mask."""
+        per_mask = self.heads // self.mask.heads
+        item, of_masks = min(item, self.mask.batch - 1), [head // per_mask for head in heads]
+        if len(set(of_masks)) == 1:
+            return self._all_seen(item, of_masks[0])
+        return torch.cat([self._all_seen(item, mask_head) for mask_head in of_masks])
+
+    @lru_cache(maxsize=1)  # noqa: B019 - most masks have one head
+    def _all_seen(self, item: int, mask_head: int) -> Tensor:
+        return self._seen(self._all_rows, self._all_columns, item, mask_head * (self.heads // self.mask.heads))[None]
+
     @lru_cache(maxsize=64)  # noqa: B019 - an oracle lives as long as its problem
     def _mask_of(self, item: int, head: int) -> ColumnMask:
         """The mask of one batch item and query head alone."""
@@ -83,7 +96,7 @@ class Oracle:
         q, k, v, dout = self._tensors(item, head, self.high)
         out = torch.zeros_like(q)
         lse = torch.full((self.rows,), -torch.inf, dtype=self.high, device=q.device)
-        step = max(1, _CHUNK // max(1, self.columns))
+        step = max(1, CHUNK // max(1, self.columns))
         for start in range(0, self.rows, step):
             rows = self._all_rows[start : start + step]
             scores = (q[rows] @ k.T).mul_(self.scale)
@@ -133,7 +146,7 @@ class Oracle:
 
     def _parts(self, tiles: list[int], length: int, width: int) -> Iterator[Tensor]:
         """Row numbers of blocks, as many together as the scratch allows: int64 ``[T, 128]``, -1 past the end."""
-        count = max(1, _CHUNK // max(1, width * BLOCK))
+        count = max(1, CHUNK // max(1, width * BLOCK))
         for first in range(0, len(tiles), count):
             starts = torch.tensor(tiles[first : first + count], device=self.mask.device) * BLOCK
             index = starts[:, None] + torch.arange(BLOCK, device=self.mask.device)
@@ -141,9 +154,18 @@ class Oracle:
 
     def _blocks(self, name: str, item: int, head: int, index: Tensor, exact: Tensor, plain: Tensor) -> Blocks:
         past = (index < 0).unsqueeze(-1)
-        shape = (*index.shape, exact.shape[-1])
+        shape = (1, *index.shape, exact.shape[-1])
         values = [x.to(self.high).view(shape).masked_fill(past, 0) for x in (exact, plain)]
-        return Blocks(name, item, head, index, *values)
+        return Blocks(name, item, (head,), index, *values)
+
+    def blocks(self, name: str, item: int, heads: tuple[int, ...], exact: Tensor, plain: Tensor) -> Blocks:
+        """Of all rows ``[heads, S, D]``."""
+        length, dim = exact.shape[1:]
+        tiles = tile_count(length)
+        index = torch.arange(tiles * BLOCK, device=exact.device).view(tiles, BLOCK)
+        padding = (0, 0, 0, tiles * BLOCK - length)
+        values = [pad(x.to(self.high), padding).view(len(heads), tiles, BLOCK, dim) for x in (exact, plain)]
+        return Blocks(name, item, heads, index.masked_fill(index >= length, -1), *values)
 
     def rows_of_all_heads(self, item: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(exact out, same-dtype out) ``[len(rows), H, D]`` of a few rows of every head of a batch item."""
@@ -170,24 +192,20 @@ class Oracle:
             return (scores - shift).exp().masked_fill(~seen, 0)
         return (scores.to(self.high) - shift).exp().masked_fill(~seen, 0).to(self.dtype)
 
-    def tiles(self, length: int, seed: int, sample: int | None) -> list[int]:
-        """Blocks to check: all, or a sample of at least so many with the first, the last and run edges among them."""
+    def tiles(self, length: int, seed: int, sample: int) -> list[int]:
+        """Blocks to check: a sample of at least so many with the first, the last and run edges among them."""
         count = tile_count(length)
-        if sample is None:
-            return list(range(count))
         generator = torch.Generator().manual_seed(seed)
         chosen = {0, count - 1, *self._edge_tiles(count)}
         order = torch.randperm(count, generator=generator).tolist()
         return sorted(chosen | set(order[: max(0, sample - len(chosen))]))
 
-    def places(self, seed: int, everywhere: bool) -> list[tuple[int, int]]:
-        """(batch item, query head) pairs to check: all, or the first, the last and one in between, drawn by seed.
+    def places(self, seed: int) -> list[tuple[int, int]]:
+        """(batch item, query head) pairs to check: the first, the last and one in between, drawn by seed.
 
         The drawn head is one that a kernel with another order of grouped heads would confuse, where there is one.
         """
         batch = self.inputs.q.shape[0]
-        if everywhere:
-            return [(b, h) for b in range(batch) for h in range(self.heads)]
         group = self.heads // self.kv_heads
         telling = [h for h in range(self.heads) if h % self.kv_heads != h // group] or list(range(self.heads))
         draw = torch.rand(2, generator=torch.Generator().manual_seed(seed)).tolist()

@@ -18,8 +18,9 @@ from harness.cases import MaskSpec, Problem
 from harness.gate import Incorrect, check
 from harness.gate.census import HeadCensus, code_passes
 from harness.gate.oracle import Oracle
-from harness.inputs import make_inputs, make_mask
-from masks.column_mask import BLOCK, ColumnMask
+from harness.gate.whole import Lse, whole
+from harness.inputs import Inputs, make_inputs, make_mask
+from masks.column_mask import BLOCK, ColumnMask, tile_count
 from masks.dense import dense
 from masks.documents import paper_documents
 from masks.families import FAMILIES
@@ -236,3 +237,42 @@ def test_a_wrong_head_in_the_middle_is_caught(
     assert max(bench.judge().values()) <= 1
     with pytest.raises(Incorrect):
         check(wrong_heads(kind, right), "bshd", bench.mask, bench.inputs, bench.oracle, gradients=gradients)
+
+
+# -- several heads at once ------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    mask=random_masks(max_rows=300, max_columns=300, heads=(1, 2, 6), block_masks=True),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    together=st.sampled_from([1, 200_000, 1 << 26]),
+)
+def test_all_heads_at_once_are_what_each_of_them_is(mask: ColumnMask, dtype: torch.dtype, together: int) -> None:
+    """LSE, out and gradients of whole heads against those of single blocks, grouped heads and masks of their own included."""
+    generator = torch.Generator().manual_seed(0)
+    batch = mask.batch if mask.batch > 1 else 2
+    shapes = ((mask.seqlen_q, 6), (mask.seqlen_k, 2), (mask.seqlen_k, 2), (mask.seqlen_q, 6))
+    q, k, v, dout = (torch.randn((batch, length, heads, 16), generator=generator).to(dtype) for length, heads in shapes)
+    oracle = Oracle(mask, Inputs(q, k, v, dout), 0.25)
+    found: dict[tuple[str, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.gate.whole.CHUNK", together)
+        for part in whole(oracle, True):
+            for number, head in enumerate(part.heads):
+                if isinstance(part, Lse):
+                    torch.testing.assert_close(part.exact[number], oracle.head_rows(part.item, head)[1])
+                else:
+                    assert (part.tensor, part.item, head) not in found
+                    found[part.tensor, part.item, head] = part.exact[number], part.plain[number]
+    assert len(found) == batch * (6 + 6 + 2 + 2)
+    rows, columns = (list(range(tile_count(length))) for length in (mask.seqlen_q, mask.seqlen_k))
+    for item in range(batch):
+        single = [one for head in range(6) for one in oracle.row_blocks(item, head, rows, True)]
+        single += [one for head in range(2) for one in oracle.column_blocks(item, head, columns)]
+        for one in single:
+            first = int(one.index[0, 0]) // BLOCK
+            exact, plain = (x[first : first + len(one.index)] for x in found[one.tensor, item, one.heads[0]])
+            rounded = 1e-5 if dtype == torch.float32 else 0.05
+            for here, there, close in ((exact, one.exact[0], 1e-5), (plain, one.plain[0], rounded)):
+                torch.testing.assert_close(here, there, rtol=close, atol=close)
