@@ -1,8 +1,8 @@
 // A block of CUDA threads on a CPU: every thread a fiber, every collective a place where fibers meet.
 //
-// Just enough for csrc/sm80, whose own code runs on it; only the headers with instructions have others in their place, beside
-// this one. Warps advance in random order, each as far as it gets alone, and copies land as early or as late as they may: what
-// is missing a barrier or a wait comes out wrong. Included before everything else.
+// Just enough for csrc/sm80 and the backward pass of csrc/sm90, whose own code runs on it; only the headers with instructions have
+// others in their place, beside this one. Warps advance in random order, each as far as it gets alone, and copies land as early or
+// as late as they may: what is missing a barrier or a wait comes out wrong. Included before everything else.
 #pragma once
 
 #include <setjmp.h>
@@ -17,6 +17,7 @@
 #include <limits>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include <cuda_bf16.h>
@@ -30,6 +31,12 @@ namespace fm3::sm80 {
 alignas(1024) unsigned char memory[1 << 18];  // what kernels declare as shared memory
 
 }  // namespace fm3::sm80
+
+namespace fm3 {
+
+using sm80::memory;
+
+}  // namespace fm3
 
 namespace device {
 
@@ -48,6 +55,12 @@ struct Copy {
     }
 };
 
+// What a copy engine does at some time; `owner` is who may wait for it, or nobody.
+struct Pending {
+    unsigned owner;
+    std::function<void()> land;
+};
+
 // Where `count` threads meet; the last one to come may do something for all.
 struct Meeting {
     int arrived = 0;
@@ -58,7 +71,7 @@ struct Thread {
     ucontext_t start;
     jmp_buf state;
     std::unique_ptr<char[]> stack;
-    bool begun = false, ended = false, at_barrier = false;
+    bool begun = false, ended = false, at_barrier = false;  // or at anything else that others must come to
     std::vector<std::vector<Copy>> groups;  // committed
     std::vector<Copy> group;
 };
@@ -72,6 +85,7 @@ struct Warp {
 inline std::vector<Thread> threads;
 inline std::vector<Warp> warps;
 inline Meeting block;
+inline std::vector<Pending> pending;
 inline unsigned current, block_index;
 inline bool late;  // copies land when they are waited for, not when they are begun
 inline jmp_buf scheduler;
@@ -84,6 +98,14 @@ inline Warp& my_warp() { return warps[current / 32]; }
 
 inline void yield() {
     if (_setjmp(me().state) == 0) _longjmp(scheduler, 1);
+}
+
+// Until something is so that others bring about.
+template <typename Condition>
+void wait_until(Condition condition) {
+    me().at_barrier = true;
+    while (!condition()) yield();
+    me().at_barrier = false;
 }
 
 template <typename Last>
@@ -152,10 +174,18 @@ inline void launch(unsigned blocks, unsigned count, const std::function<void()>&
         std::vector<unsigned> running(count / 32);
         for (unsigned i = 0; i < running.size(); ++i) running[i] = i;
         while (!running.empty()) {
+            while (!pending.empty() && chance() % 8 == 0) {
+                const size_t next = chance() % pending.size();
+                const auto land = pending[next].land;
+                pending.erase(pending.begin() + next);
+                land();
+            }
             const size_t at = chance() % running.size();
             const unsigned warp = running[at];
-            // As far as it gets: until all of its threads wait for the block, or have ended.
-            for (bool waits = false; !waits;) {
+            // As far as it gets: until all of its threads wait for others, or have ended. Not for ever: one may wait for others, and
+            // the rest of the warp for that one.
+            bool waits = false;
+            for (unsigned left = 1 + chance() % 64; !waits && left > 0; --left) {
                 waits = true;
                 for (unsigned lane = 0; lane < 32; ++lane) {
                     Thread& thread = threads[warp * 32 + lane];
@@ -236,6 +266,36 @@ T atomicAdd(T* to, T value) {
     return before;
 }
 
+inline unsigned long long atomicOr(unsigned long long* to, unsigned long long bits) {
+    const unsigned long long before = *to;
+    *to |= bits;
+    return before;
+}
+inline unsigned long long atomicAnd(unsigned long long* to, unsigned long long bits) {
+    const unsigned long long before = *to;
+    *to &= bits;
+    return before;
+}
+
+inline void __threadfence() {}
+inline void __nanosleep(unsigned) {
+    bool seen = false;
+    device::wait_until([&] { return std::exchange(seen, true); });
+}
+template <typename T>
+void __stcg(T* to, T value) { *to = value; }
+
+// Bytes of y:x, chosen by the digits of `which`.
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t which) {
+    const uint64_t from = x | uint64_t(y) << 32;
+    uint32_t bytes = 0;
+    for (int i = 0; i < 4; ++i) bytes |= uint32_t(from >> 8 * (which >> 4 * i & 7) & 0xFF) << 8 * i;
+    return bytes;
+}
+
+inline uint32_t __funnelshift_l(uint32_t low, uint32_t high, uint32_t by) { return by % 32 ? high << by % 32 | low >> (32 - by % 32) : high; }
+inline float __uint_as_float(uint32_t x) { float y; std::memcpy(&y, &x, 4); return y; }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
 inline float __fmul_rn(float x, float y) { return x * y; }

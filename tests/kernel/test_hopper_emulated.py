@@ -1,0 +1,192 @@
+"""The Hopper backward kernel's own code on the CPU: every thread a fiber, every instruction as documented (``emulated/``).
+
+It shows that fragments, swizzles, descriptors, barriers and sums fit together: copies and products happen at any time that
+their barriers and waits allow. What it cannot show is what the compiler makes of it, and blocks beside each other: that is for
+the tests on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_masks import random_masks
+from test_ampere_emulated import EMULATED, EXP2, prepared
+from test_build import NO_NVCC
+
+from fm3_kernel import hopper, hopper_backward, reference
+from fm3_kernel.build import CSRC, find_nvcc
+from masks.column_mask import ColumnMask
+from masks.documents import documents_from_lengths
+from masks.families import FAMILIES, build_mask
+
+pytestmark = pytest.mark.skipif(bool(NO_NVCC), reason=f"needs the headers of a CUDA toolkit: {NO_NVCC}")
+
+MATRICES = (
+    r'asm volatile\("stmatrix\.sync\.aligned\.m8n8\.x4{}\.shared\.b16 .*?'
+    r'ptx::shared_address\((.*?)\)\),\s*"r"\((.*?)\[0\]\).*?"memory"\);'
+)
+SUBSTITUTES = {
+    "softmax.cuh": [(re.escape(EXP2), "y = exp2f(x);")],
+    "hidden_bits.cuh": [(r"asm\(\"bmsk.*?;\n", "mask = x >= 32 ? ~0u : (1u << max(x, 0)) - 1;\n")],
+    "backward.cuh": [(r"extern __shared__ uint8_t memory\[\];", "")],
+    "backward_sums.cuh": [
+        (r"asm volatile\(\"ld\..*?\n", "found = *at;\n"),
+        (r"asm volatile\(\"st\..*?\n", "*at = number;\n"),
+    ],
+    "backward_multiply.cuh": [
+        (MATRICES.format(r"\.trans"), r"ptx::store_matrices(\1, \2, true);"),
+        (
+            r"asm volatile\(\"\{\.reg \.pred there.*?\"memory\"\);",
+            "if (row + 8 * h < args.mask.columns) reinterpret_cast<uint4&>(to[8 * h * strides[1] + 8 * i]) = eight;",
+        ),
+    ],
+    "backward_wide.cuh": [
+        (MATRICES.format(""), r"ptx::store_matrices(\1, \2, false);"),
+        (MATRICES.format(r"\.trans"), r"ptx::store_matrices(\1, \2, true);"),
+        (r"asm volatile\(\"red\..*?\"memory\"\);", "for (int e = 0; e < 4; ++e) to[i * 128 + lane * 4 + e] += dq[4 * i + e];"),
+    ],
+    "fragments.cuh": [(MATRICES.format(""), r"ptx::store_matrices(\1, \2, false);")],
+    "launch_backward.cuh": [
+        (r"cudaFuncSetAttribute\(.*?\);", "cudaSuccess;"),
+        (r"kernel<<<.*?return cudaGetLastError\(\);", "return device::run(kernel, F::kThreads, args, maps);"),
+        ("40 << 20", "1 << 18"),  # heads of some hundred rows are long already
+    ],
+}
+"""Of every file: what is an instruction or a launch in it, and what stands in its place."""
+
+
+def build_emulator(folder: Path) -> ctypes.CDLL:
+    """csrc/ with other headers and lines in the place of those that hold instructions."""
+    shutil.copytree(CSRC, folder, dirs_exist_ok=True)
+    for header in [EMULATED / "ptx" / "copy.cuh", *EMULATED.glob("hopper/*.cuh")]:
+        shutil.copy(header, folder / "sm90" / "ptx")
+    (folder / "sm90" / "tensor_map.h").write_text('#include "ptx/tma.cuh"\n')
+    for name, substitutes in SUBSTITUTES.items():
+        text = (folder / "sm90" / name).read_text()
+        for pattern, substitute in substitutes:
+            text, count = re.subn(pattern, substitute, text, flags=re.DOTALL)
+            assert count > 0, f"{name} has no {pattern}"
+        (folder / "sm90" / name).write_text(text)
+    library = folder / "emulated.so"
+    command = [str(find_nvcc()), "-x", "c++", "-std=c++17", "-O1", "-shared", "-Xcompiler=-fPIC,-w,-U_FORTIFY_SOURCE"]
+    command += [f"-I{folder}", f"-I{EMULATED}", str(EMULATED / "hopper_kernels.cpp"), "-o", str(library)]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(library))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return build_emulator(tmp_path_factory.mktemp("emulated"))
+
+
+class Device:
+    """What the emulated device is given: the seed that decides who comes first, how many KV heads have room for their sums."""
+
+    seed, slots = 0, 4
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        self.counters = torch.zeros(2, dtype=torch.int32)
+
+    def function(self, library: str, name: str, signature: str) -> Callable[..., int]:
+        """In the place of :func:`fm3_kernel.hopper.function`."""
+
+        def call(args: Any, stream: int) -> int:
+            if library == "backward_rows":
+                self.library.emulate_rows(args)
+                return 0
+            return int(self.library.emulate_backward(args, int(library.split("_d")[1]), self.seed))
+
+        return call
+
+
+@pytest.fixture
+def device(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Device:
+    found = Device(library)
+    monkeypatch.setattr(hopper_backward, "function", found.function)
+    monkeypatch.setattr(hopper_backward, "prepare", prepared)
+    monkeypatch.setattr(hopper_backward, "check_tensors", lambda q, k, v: None)
+    monkeypatch.setattr(hopper_backward, "on_device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(hopper_backward, "raw_stream", lambda index: 0)
+    monkeypatch.setattr(hopper_backward, "counters", lambda device, stream, count: (found.counters.data_ptr(), None))
+    monkeypatch.setattr(hopper_backward, "sums_in_turn", lambda sums, kv_heads: min(found.slots, kv_heads))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=1))
+    return found
+
+
+def compare(
+    device: Device,
+    mask: ColumnMask,
+    head_dim: int,
+    dtype: torch.dtype = torch.bfloat16,
+    heads: int = 4,
+    kv_heads: int = 2,
+    deterministic: bool = False,
+) -> None:
+    """Gradients, with one of the LSE, against the reference in fp32."""
+    generator = torch.Generator().manual_seed(0)
+    scale = head_dim**-0.5
+
+    def draw(length: int, count: int) -> torch.Tensor:
+        return torch.randn((mask.batch, length, count, head_dim), generator=generator).to(dtype)
+
+    q, dout = draw(mask.seqlen_q, heads), draw(mask.seqlen_q, heads)
+    k, v = draw(mask.seqlen_k, kv_heads), draw(mask.seqlen_k, kv_heads)
+    exact, lse = reference.forward(q.float(), k.float(), v.float(), mask, scale)
+    dlse = torch.randn(lse.shape, generator=generator)
+    tensors = hopper.MaskTensors.of(mask)
+    found = hopper_backward.backward(dout, dlse, q, k, v, exact.to(dtype), lse, tensors, scale, deterministic=deterministic)
+    expected = reference.backward(dout.float(), dlse, q.float(), k.float(), v.float(), exact, lse, mask, scale)
+    for name, mine, right in zip(("dq", "dk", "dv"), found, expected, strict=True):
+        assert right is not None
+        error, size = float((mine.float() - right).abs().max()), float(right.abs().max())
+        assert error <= 2e-2 * max(size, 1e-2), f"{name}: off by {error:.2e} where the largest is {size:.2e}"
+    assert bool((found[0][(lse == -torch.inf).transpose(1, 2)] == 0).all())
+    assert not bool(device.counters.any())
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_families(family: str, device: Device) -> None:
+    """Head dims, dtypes, integer sums and slots in turn."""
+    number = list(FAMILIES).index(family)
+    device.seed, device.slots = number, 1 + number % 2
+    documents = documents_from_lengths([100, 1, 130, 25]) if FAMILIES[family].needs_documents else None
+    mask = build_mask(family, 256, documents=documents, heads=2)
+    dtype = (torch.float16, torch.bfloat16)[number % 3 > 0]
+    compare(device, mask, (128, 64, 128, 256)[number % 4], dtype, heads=4, kv_heads=2, deterministic=number % 3 > 1)
+
+
+@pytest.mark.parametrize("head_dim", hopper.HEAD_DIMS)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (63, 65), (129, 64), (81, 200), (241, 129)])
+def test_lengths(rows: int, columns: int, head_dim: int, device: Device) -> None:
+    device.seed = rows
+    compare(device, ColumnMask(causal=rows != 63, seqlen_q=rows, seqlen_k=columns), head_dim, heads=2)
+
+
+@pytest.mark.parametrize("head_dim", hopper.HEAD_DIMS)
+def test_long_items_that_begin_in_the_middle(head_dim: int, device: Device) -> None:
+    compare(device, ColumnMask(seqlen_q=600, seqlen_k=500), head_dim, heads=3, kv_heads=1)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    mask=random_masks(max_rows=300, max_columns=300, heads=(1, 2, 4), block_masks=True),
+    head_dim=st.sampled_from([64, 128]),
+    seed=st.integers(0, 1000),
+)
+def test_random_masks(mask: ColumnMask, head_dim: int, seed: int, device: Device) -> None:
+    device.seed, device.slots = seed, 1 + seed % 3
+    if 0 not in (mask.seqlen_q, mask.seqlen_k):
+        compare(device, mask, head_dim, deterministic=seed % 5 == 0)
