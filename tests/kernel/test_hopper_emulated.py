@@ -27,7 +27,7 @@ from test_build import NO_NVCC
 
 from fm3_kernel import hopper, hopper_backward, reference
 from fm3_kernel.build import CSRC, find_nvcc
-from masks.column_mask import ColumnMask
+from masks.column_mask import ColumnMask, pack_block_mask
 from masks.documents import documents_from_lengths
 from masks.families import FAMILIES, build_mask
 
@@ -178,6 +178,16 @@ def test_lengths(rows: int, columns: int, head_dim: int, device: Device) -> None
 @pytest.mark.parametrize("head_dim", hopper.HEAD_DIMS)
 def test_long_items_that_begin_in_the_middle(head_dim: int, device: Device) -> None:
     compare(device, ColumnMask(seqlen_q=600, seqlen_k=500), head_dim, heads=3, kv_heads=1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_items_without_rows_one_after_the_other(seed: int, device: Device) -> None:
+    """Nothing but barriers keeps the warps of a warpgroup together there."""
+    generator = torch.Generator().manual_seed(seed)
+    lts = torch.randint(0, 256, (2, 2, 265), generator=generator, dtype=torch.int32)
+    blocks = pack_block_mask(torch.rand((2, 2, 2, 3), generator=generator) < 0.4)
+    device.seed, device.slots = seed, 1 + seed % 3
+    compare(device, ColumnMask(lts, None, None, None, blocks, True, 255, 265), (64, 128)[seed % 2])
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

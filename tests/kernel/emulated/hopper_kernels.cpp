@@ -16,7 +16,7 @@ cudaError_t run(Kernel kernel, unsigned count, const Args&... args);
 template <typename Kernel, typename... Args>
 cudaError_t device::run(Kernel kernel, unsigned count, const Args&... args) {
     for (auto& of_warpgroup : fm3::ptx::products) of_warpgroup = {};
-    launch(1, count, [&] { kernel(args...); });
+    if (!launch(1, count, [&] { kernel(args...); })) return cudaErrorLaunchTimeout;
     return pending.empty() ? cudaSuccess : cudaErrorUnknown;
 }
 
