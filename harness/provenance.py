@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE_TREES = ("csrc", "fm3_kernel", "masks", "harness")
+CODE_TREES = ("csrc", "fm3_kernel", "masks", "harness", "context_parallel")
 _SOURCE_SUFFIXES = {".py", ".cu", ".cuh", ".h", ".cpp", ".hpp", ".csv"}
 _COPIED = ROOT / "build" / "provenance.json"
 

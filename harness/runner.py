@@ -169,6 +169,8 @@ class _Run:
                 assert self.child is not None
                 self.child.kill()
                 self.child = None
+                if not item.without(done=flight.done).todo:
+                    return  # it had said everything
                 status = "timeout" if isinstance(error, ChildHung) else "crash"
                 blamed = [flight.kernel] if flight.kernel is not None else list(item.kernels)
                 for kernel in blamed:
@@ -194,15 +196,15 @@ class _Run:
             facts = flight.mask | {"errors": report.get("errors")}
             kernel, passes = report["kernel"], report["passes"]
             self._verdict(group, kernel, passes, flight.round, report["status"], report["reason"], facts)
-            if flight.phase == "check" or report["status"] == "unsupported":
-                flight.done |= {(n, kernel, pass_) for n in range(group.timing.rounds) for pass_ in passes}
+            flight.done |= {(n, kernel, pass_) for n in range(group.timing.rounds) for pass_ in passes}
         elif kind == "round":
+            timed = {(report["round"], entry["kernel"], entry["pass"]) for entry in report["entries"]}
             rows = [self._measured(group, report["round"], entry, flight.mask) for entry in report["entries"]]
             self.store.append(rows)
             self.statuses.update(row["status"] for row in rows)
             self._note_others(rows)
-            flight.done |= {(row["round"], row["kernel"], row["pass"]) for row in rows}
-            self.display.step(len({row["kernel"] for row in rows}))
+            flight.done |= timed
+            self.display.step(len({kernel for _, kernel, _ in timed}))
 
     def _note_others(self, rows: list[Row]) -> None:
         """A processor that others use too gives figures that say little: tell once."""

@@ -15,14 +15,12 @@ import ctypes
 import json
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -100,9 +98,11 @@ class TeamTimer(Timer):
         rank, ranks = dist.get_rank(), dist.get_world_size()
         step, self._step = self._step, self._step + 1
         self._steps.set(f"{step}/{rank}", json.dumps(event))
+        patience = self.timing.timeout_s
+        if event is not None:
+            patience = min(GRACE_S, patience / 4)  # the worker's own patience must not end first
         try:
-            limit = timedelta(seconds=self.timing.timeout_s if event is None else GRACE_S)
-            self._steps.wait([f"{step}/{other}" for other in range(ranks)], limit)
+            self._steps.wait([f"{step}/{other}" for other in range(ranks)], timedelta(seconds=patience))
         except RuntimeError:
             if event is None:
                 raise
@@ -125,18 +125,17 @@ def die_with_parent() -> None:
 
 
 def run_in_team(planned: Planned, report: Report) -> None:
-    """Run a group on its ranks.
-
-    Raises:
-        RuntimeError: a rank ended before the first competitor's turn; all others are ended.
-    """
+    """Run a group on its ranks, with one competitor less, or one pass of it, for every team that is lost."""
+    rounds = range(planned.group.timing.rounds)
     while planned.todo:
         watched = _Watched(report)
         lost = _run_once(planned, watched)
-        if lost is None:
+        for one in lost:
+            report(**one)
+            watched.done |= {(number, one["kernel"], pass_) for number in rounds for pass_ in one["passes"]}
+        if not lost:
             return
-        report(**lost)
-        planned = planned.without([lost["kernel"]], watched.done)
+        planned = planned.without(done=watched.done)
 
 
 @dataclass
@@ -156,35 +155,38 @@ class _Watched:
         self.report(**event)
 
 
-def _run_once(planned: Planned, watched: _Watched) -> Event | None:
-    """One team. The verdict on the competitor that it was lost with, if it was."""
+def _run_once(planned: Planned, watched: _Watched) -> list[Event]:
+    """One team. Verdicts on what it was lost with, if it was: one competitor, or all where none had begun."""
     team = planned.group.team
     assert team is not None
     context = mp.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        pipes = [context.Pipe(duplex=False) for _ in range(team.cp_degree)]
-        ranks = [
-            context.Process(target=_rank, args=(rank, planned, str(Path(folder) / "meet"), said), daemon=True)
-            for rank, (_, said) in enumerate(pipes)
-        ]
+    # Where ranks find each other is in this process, and goes with it.
+    meet = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipes = [context.Pipe(duplex=False) for _ in range(team.cp_degree)]
+    ranks = [
+        context.Process(target=_rank, args=(rank, planned, meet.port, os.getpid(), said), daemon=True)
+        for rank, (_, said) in enumerate(pipes)
+    ]
+    for process in ranks:
+        process.start()
+    for _, said in pipes:
+        said.close()
+    try:
+        stuck = _listen([heard for heard, _ in pipes], watched)
+        died = None if stuck is not None else _first_to_die(ranks)
+    finally:
         for process in ranks:
-            process.start()
-        for _, said in pipes:
-            said.close()
-        try:
-            stuck = _listen([heard for heard, _ in pipes], watched)
-            died = None if stuck is not None else _first_to_die(ranks)
-        finally:
-            for process in ranks:
-                process.kill()
-    if stuck is not None or died is None:
-        return stuck
-    reason = f"rank {died[0]} of {team.cp_degree} {died[1]}"
-    if watched.kernel is None:
-        raise RuntimeError(reason)
-    reason = f"{reason} during {watched.phase}"
-    passes = list(planned.group.passes)
-    return {"event": "verdict", "kernel": watched.kernel, "passes": passes, "status": "crash", "reason": reason}
+            process.kill()
+        for process in ranks:
+            process.join()  # their memory on the GPU is free then
+    if stuck is not None:
+        return [stuck]
+    if died is None:
+        return []
+    when = watched.phase or "the start"
+    crash = {"event": "verdict", "status": "crash", "passes": list(planned.group.passes)}
+    crash["reason"] = f"rank {died[0]} of {team.cp_degree} {died[1]} during {when}"
+    return [crash | {"kernel": kernel} for kernel in ([watched.kernel] if watched.kernel else planned.kernels)]
 
 
 def _listen(pipes: list[Connection], watched: _Watched) -> Event | None:
@@ -224,8 +226,10 @@ def _first_to_die(ranks: Sequence[BaseProcess]) -> tuple[int, str] | None:
     return None
 
 
-def _rank(rank: int, planned: Planned, meet: str, reports: Connection) -> None:
+def _rank(rank: int, planned: Planned, port: int, worker: int, reports: Connection) -> None:
     die_with_parent()
+    if os.getppid() != worker:
+        os._exit(1)  # it died before it could be asked for
     group, team = planned.group, planned.group.team
     assert team is not None
     device = None
@@ -235,9 +239,10 @@ def _rank(rank: int, planned: Planned, meet: str, reports: Connection) -> None:
     else:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // team.cp_degree))
     torch.backends.cuda.matmul.allow_tf32 = False
+    meet = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group(
         "gloo" if group.device == "cpu" else "nccl",
-        init_method=f"file://{meet}",
+        store=dist.PrefixStore("group", meet),
         rank=rank,
         world_size=team.cp_degree,
         timeout=timedelta(seconds=group.timing.timeout_s),
@@ -247,8 +252,8 @@ def _rank(rank: int, planned: Planned, meet: str, reports: Connection) -> None:
     def say(**event: Any) -> None:
         reports.send(event)
 
-    steps = dist.FileStore(f"{meet}.steps", team.cp_degree)
-    run_group(planned, TeamTimer(group.device, group.timing, steps, say), say if rank == 0 else _silent)
+    timer = TeamTimer(group.device, group.timing, dist.PrefixStore("steps", meet), say)
+    run_group(planned, timer, say if rank == 0 else _silent)
     dist.barrier()  # nobody leaves while others still listen to it
     reports.close()
     # All is said. Taking the group and the interpreter down one thread at a time has ended in an abort on a busy machine.

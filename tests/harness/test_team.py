@@ -100,6 +100,43 @@ def test_who_fails_on_one_rank_has_failed_and_the_others_go_on(
     assert sum(row["status"] == "ok" for row in rows) == 2 * 2 * QUICK.rounds
 
 
+def stumbled(way: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str], list[tuple[int, str, str]]]:
+    """(round, status, reason) of the rows of a run in which a rank stumbles, by strategy and pass."""
+    monkeypatch.setenv("STUMBLE", way)
+    worker = (sys.executable, str(Path(__file__).parent / "stumbling_worker.py"))
+    assert run([group("fm3", "ring", "all_gather")], RunOptions(folder, worker=worker)) == EXIT_FAILED
+    found: dict[tuple[str, str], list[tuple[int, str, str]]] = {}
+    for row in read_rows(folder):
+        found.setdefault((row["strategy"], row["pass"]), []).append((row["round"], row["status"], row["reason"]))
+    return {key: sorted(rows) for key, rows in found.items()}
+
+
+ALL = [(0, "ok", None), (1, "ok", None)]
+
+
+def test_a_pass_that_fails_on_one_rank_in_a_round_takes_nothing_else_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No round is lost, and none recorded twice."""
+    found = stumbled("round", tmp_path, monkeypatch)
+    assert found.pop(("ring", "backward")) == [(0, "oom", "rank 1 of 2: MemoryError: there is no room on this rank")]
+    passes = [(name, pass_) for name in ("fm3", "ring", "all_gather") for pass_ in ("forward", "backward")]
+    assert found == {one: ALL for one in passes if one != ("ring", "backward")}
+
+
+def test_a_rank_that_dies_in_a_round_takes_its_competitor_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = stumbled("round_die", tmp_path, monkeypatch)
+    for pass_ in ("forward", "backward"):
+        assert (0, "crash", "rank 1 of 2 died of signal 9 during round 0") in found.pop(("ring", pass_))
+    assert found == {(name, pass_): ALL for name in ("fm3", "all_gather") for pass_ in ("forward", "backward")}
+
+
+def test_a_rank_that_is_never_there_is_told_of_every_competitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = stumbled("start", tmp_path, monkeypatch)
+    reason = "rank 1 of 2 ended with exit code 3 during the start"
+    assert set(map(tuple, found.values())) == {((0, "crash", reason),)} and len(found) == 6
+
+
 def test_a_group_travels_as_json() -> None:
     for one in (group("fm3"), replace(group("fm3"), team=None)):
         assert Group.from_json(one.to_json()) == one
