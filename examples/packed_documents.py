@@ -3,7 +3,7 @@
 It shows that ``register()`` and one name are all that a Transformers model needs, and that packed documents do not see each
 other: SDPA gets a dense block-diagonal mask from Transformers, FlashMask-3 the same documents in O(N) memory. Same data, same
 seed, so the losses agree up to rounding. The data are made up: every document counts in steps of its own, which its first two
-tokens tell. Needs ``pip install 'flashmask3[transformers]'``; half a minute on a CPU.
+tokens tell. Needs ``pip install 'transformers>=5.4'``; half a minute on a CPU.
 
     python -m examples.packed_documents
 """

@@ -135,7 +135,7 @@ def find_nvcc() -> Path:
             return place
     raise BuildError(
         "no nvcc found: looked at CUDA_HOME, CUDA_PATH, PATH and the pip packages. Install a CUDA toolkit (12.8 or newer) "
-        "and set CUDA_HOME, or pip install 'flashmask3[build]'"
+        "and set CUDA_HOME, or pip install 'nvidia-cuda-nvcc>=13.0' 'nvidia-cuda-runtime>=13.0'"
     )
 
 

@@ -312,7 +312,7 @@ def register() -> None:
     try:
         from transformers import AttentionInterface, AttentionMaskInterface, __version__, masking_utils
     except ImportError as error:
-        raise ImportError("register() needs transformers: pip install 'flashmask3[transformers]'") from error
+        raise ImportError("register() needs transformers: pip install 'transformers>=5.4'") from error
     if "q_offset" not in inspect.signature(masking_utils.sdpa_mask).parameters:
         raise ImportError(f"transformers is {__version__}; register() needs 5.4 or later")
     AttentionInterface.register(NAME, attention_forward)

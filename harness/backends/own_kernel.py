@@ -32,7 +32,11 @@ class OwnKernel(Backend):
         try:
             build("prepare")
         except BuildError as error:
-            return Availability(False, reason=str(error).splitlines()[0], install="pip install 'flashmask3[build]'")
+            return Availability(
+                False,
+                reason=str(error).splitlines()[0],
+                install="pip install 'nvidia-cuda-nvcc>=13.0' 'nvidia-cuda-runtime>=13.0'",
+            )
         return Availability(True, f"{target}, torch {torch_version()}")
 
     def unsupported(self, problem: Problem, mask: ColumnMask, pass_: str, device: str) -> str | None:

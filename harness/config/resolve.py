@@ -94,7 +94,7 @@ def resolve(config: Config, gpu: str | None, gpus: int | None = None) -> RunConf
         cp_degrees=degrees,
         tokens_a_rank=tokens_a_rank,
         cluster=hardware.cluster if simulated else None,
-        strategies=_strategies(config, degrees),
+        strategies=_strategies(config),
         exchange=config.exchange.value if config.exchange is not None else None,
         source=config.source.value,
         results_dir=config.results_dir,
@@ -102,12 +102,12 @@ def resolve(config: Config, gpu: str | None, gpus: int | None = None) -> RunConf
     )
 
 
-def _strategies(config: Config, degrees: tuple[int, ...]) -> tuple[str, ...] | None:
-    """The one that was said, else the sweep's, which mean nothing to a single rank; None: all."""
+def _strategies(config: Config) -> tuple[str, ...] | None:
+    """The one that was said, else the sweep's; None: all."""
     if config.strategy is not None:
         return (config.strategy.value,)
     listed = config.sweep.strategies
-    return tuple(one.value for one in listed) if listed is not None and degrees != (1,) else None
+    return tuple(one.value for one in listed) if listed is not None else None
 
 
 def _simulated(config: Config, degrees: tuple[int, ...], gpus: int) -> bool:

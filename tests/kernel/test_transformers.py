@@ -15,7 +15,7 @@ import fm3_kernel.transformers as ours
 from fm3_kernel import FM3Error, model_mask
 from fm3_kernel.model_mask import ModelMask, Packing
 
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'flashmask3[transformers]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'transformers>=5.4'")
 
 VOCABULARY, LENGTH = 40, 13
 SIZES = {
