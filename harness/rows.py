@@ -39,6 +39,23 @@ class RowError(ValueError):
     """A row or a row file that does not follow the schema; the message names the file, the line and the field."""
 
 
+class StoredRow(Row):
+    """A row as it was read, with the place where it is stored. A row that is made of it is stored nowhere and has none."""
+
+    __slots__ = ("file", "line")
+
+    def __init__(self, row: Row, file: str, line: int) -> None:
+        super().__init__(row)
+        self.file, self.line = file, line
+
+
+def place_of(row: Row) -> str:
+    """Where a row is stored, as ``file:line``; of one that was never read, which one it is."""
+    if isinstance(row, StoredRow):
+        return f"{row.file}:{row.line}"
+    return f"run {row['run_id']!r}, case {row['case_id']!r}, round {row['round']}"
+
+
 class Field(NamedTuple):
     """Type and meaning of one field. ``null`` fields may be None; ``on_ok`` ones must have a value when status is ok."""
 
@@ -250,40 +267,39 @@ def row_files(folder: Path | str) -> list[Path]:
     return sorted(found)
 
 
-def read_file(path: Path, cut_off: Callable[[str], None] | None = None) -> Iterator[Row]:
+def read_file(path: Path, cut_off: Callable[[str], None] | None = None, name: str | None = None) -> Iterator[StoredRow]:
     """The rows of one file. A last line cut off by a kill or a full disk is left out; any other bad line raises.
 
     Args:
         path: the file.
         cut_off: told the file's name when its last line was left out.
+        name: what errors and the rows' places call the file; its path where it is not given.
 
     Raises:
         RowError: names the file, the line and what is wrong with it.
     """
+    called = str(path) if name is None else name
     try:
-        yield from _lines(path, cut_off)
+        for line, text in _lines(path, cut_off):
+            yield StoredRow(_parse(text, f"{called}:{line}"), called, line)
     except (UnicodeDecodeError, EOFError, OSError, zlib.error) as error:  # not UTF-8, cut-off or broken gzip, unreadable
-        raise RowError(f"{path.name}: cannot be read ({error})") from error
+        raise RowError(f"{called}: cannot be read ({error})") from error
 
 
-def _lines(path: Path, cut_off: Callable[[str], None] | None) -> Iterator[Row]:
+def _lines(path: Path, cut_off: Callable[[str], None] | None) -> Iterator[tuple[int, str]]:
+    """The whole lines of a file with their numbers."""
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as stream:
-        pending: tuple[int, str] | None = None
         for number, line in enumerate(stream, 1):
-            if pending is not None:
-                yield _parse(path, *pending)
-            pending = (number, line)
-        if pending is not None and pending[1].endswith("\n"):
-            yield _parse(path, *pending)
-        elif pending is not None and cut_off is not None:
-            cut_off(path.name)
+            if line.endswith("\n"):
+                yield number, line
+            elif cut_off is not None:  # only the last one can lack its end
+                cut_off(path.name)
 
 
-def _parse(path: Path, number: int, line: str) -> Row:
-    where = f"{path.name}:{number}"
+def _parse(text: str, where: str) -> Row:
     try:
-        value = json.loads(line)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise RowError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end

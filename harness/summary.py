@@ -112,7 +112,7 @@ def _text(value: Any) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0 ok, 2 no folder, no rows or nowhere to write, 4 rows that do not follow the schema."""
+    """Exit code: 0 ok, 2 no folder, no rows or nowhere to write, 4 rows that are broken or do not agree."""
     parser = argparse.ArgumentParser(prog="python -m harness.summary", description="Summarise recorded rows as one CSV file.")
     parser.add_argument(
         "results_dir", type=Path, nargs="?", default=Path("results"), help="folder with rows (default: results)"

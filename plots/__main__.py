@@ -16,7 +16,7 @@ USAGE, BAD_DATA = 2, 4
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0 ok, 2 no folder or no rows or an unwritable one, 4 rows that do not follow the schema."""
+    """Exit code: 0 ok, 2 no folder or no rows or an unwritable one, 4 rows that are broken or do not agree."""
     parser = argparse.ArgumentParser(prog="python -m plots", description="Draw figures from recorded rows.")
     parser.add_argument("results_dir", type=Path, help="folder with rows")
     parser.add_argument("--out", type=Path, help="where figures go (default: RESULTS_DIR/plots)")

@@ -6,7 +6,8 @@ A *cell* is one (case, GPU): everything a bar, a point, a table line or a line o
   and power limit), context-parallel scheme and source. Rows that say nothing about the code (``missing_backend``,
   ``interrupted``) decide nothing here, and are used only for a case that has no other row.
 - All rounds of that source hash are pooled, over every run; never the best of history. Rows of an older timing method
-  or of another mask content than the newest good row are left out. A row stored twice counts once.
+  or of another mask content than the newest good row are left out. A row stored twice counts once; two rows of one round
+  that say different things are refused, since one of them was edited.
 - A case with good rows and a failure takes the status of its newest row: a later failure is not hidden by an older
   number, and a later success (the rest of the rounds, after a crash) counts. ``incorrect`` is stronger: a wrong result
   stands, whatever came later, until the code changes (another ``tree_hash``).
@@ -24,7 +25,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from harness.rows import Row, RowError, read_file, row_files
+from harness.rows import Row, RowError, place_of, read_file, row_files
 from masks.families import FAMILIES
 from plots.statistics import Interval, Ratio, bootstrap_median, median, paired_ratio, quartiles
 
@@ -106,8 +107,13 @@ def rate(flops: float, milliseconds: float) -> float:
     return flops / (milliseconds * 1e9)
 
 
-def load_rows(folder: Path | str, cut_off: Callable[[str], None] | None = None) -> list[Row]:
-    """All rows below ``folder``, without its ``local`` subfolder. ``cut_off`` is told of files that end in half a line.
+def load_rows(folder: Path | str, cut_off: Callable[[str], None] | None = None, name: str | None = None) -> list[Row]:
+    """All rows below ``folder``, without its ``local`` subfolder.
+
+    Args:
+        folder: where to look.
+        cut_off: told of files that end in half a line.
+        name: what errors call the folder; its path where it is not given.
 
     Raises:
         FileNotFoundError: no such folder.
@@ -118,9 +124,9 @@ def load_rows(folder: Path | str, cut_off: Callable[[str], None] | None = None) 
         raise FileNotFoundError(f"no folder {folder}")
     rows: list[Row] = []
     for path in row_files(root):
-        if path.relative_to(root).parts[0] == LOCAL:
-            continue
-        rows.extend(read_file(path, cut_off))
+        within = path.relative_to(root)
+        if within.parts[0] != LOCAL:
+            rows.extend(read_file(path, cut_off, None if name is None else f"{name}/{within.as_posix()}"))
     return rows
 
 
@@ -128,9 +134,9 @@ def cells_of(rows: Iterable[Row]) -> list[Cell]:
     """The cells of ``rows``, in a fixed order that does not depend on the order of the rows.
 
     Raises:
-        RowError: a time that is not ISO 8601.
+        RowError: a time that is not ISO 8601, or rows of one round that say different things.
     """
-    timed = [(time_of(row), row) for row in _unique(rows)]
+    timed = [(time_of(row), row) for row in unique(rows)]
     timed.sort(key=lambda pair: (pair[0], pair[1]["run_id"], pair[1]["round"], pair[1]["order"], pair[1]["status"]))
     newest = {_code(row): row["source_hash"] for _, row in timed if row["status"] not in SILENT}
     cases: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
@@ -157,20 +163,43 @@ def _cell(rows: list[Row], source_hash: str | None) -> Cell | None:
     return Cell(last, "ok", None, tuple(good))
 
 
-def _unique(rows: Iterable[Row]) -> Iterable[Row]:
-    """Every row once; of two that say different things under one identity, always the same one."""
+def unique(rows: Iterable[Row]) -> list[Row]:
+    """Every row once, in the order given; of those that are stored twice the first.
+
+    Raises:
+        RowError: two rows of one round that say different things; names both places.
+    """
     found: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         other = found.setdefault(identity_of(row), row)
-        if other is not row and json.dumps(row, sort_keys=True) > json.dumps(other, sort_keys=True):
-            found[identity_of(row)] = row
-    return found.values()
+        if other is not row and other != row:
+            raise RowError(_conflict(other, row))
+    return list(found.values())
+
+
+def _conflict(one: Row, other: Row) -> str:
+    """Where two rows of one round are, and what they say differently."""
+    names = [name for name in one if one[name] != other.get(name)]
+    said = f"{names[0]} is {_brief(one[names[0]])} and {_brief(other.get(names[0]))}"
+    more = f"; {', '.join(names[1:])} differ too" if names[1:] else ""
+    what = f"round {one['round']} of run {one['run_id']!r}, {one['kernel']} {one['mask']} {one['seqlen']} {one['pass']}"
+    return (
+        f"{place_of(one)} and {place_of(other)} are both {what}, and do not agree: {said}{more}. "
+        "A row never changes once it is written: remove the one that was edited"
+    )
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def identity_of(row: Row) -> tuple[Any, ...]:
-    """What two rows that are one have in common."""
-    return (row["case_id"], *_code(row), row["run_id"], row["round"], row["time"], row["status"])
+    """What two rows that are one have in common. A round of a run is measured once, and may fail several times."""
+    return _identity(row) if row["status"] == "ok" else (*_identity(row), row["time"])
 
+
+_identity = itemgetter("run_id", "case_id", "round", "status")
 
 _code = itemgetter("kernel", "pass", "strategy", "exchange", "source", "gpu", "power_limit")
 """What shares one current source hash."""
@@ -185,7 +214,7 @@ def time_of(row: Row) -> datetime:
     try:
         time = datetime.fromisoformat(row["time"])
     except ValueError as error:
-        raise RowError(f"row of run {row['run_id']!r}: time is {row['time']!r}; expected ISO 8601") from error
+        raise RowError(f"{place_of(row)}: time is {row['time']!r}; expected ISO 8601") from error
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from harness.cases import Case, MaskSpec, Problem
+from harness.cases import Case, MaskSpec, Problem, Sharing
 from harness.rows import SCHEMA_VERSION, Row, check_row
 
 FLOPS_FACTOR = {"forward": 4.0, "backward": 10.0, "both": 14.0}
@@ -37,15 +37,20 @@ def make_row(
     mask_params: dict[str, Any] | None = None,
     **fields: Any,
 ) -> Row:
-    """One row. Whatever identifies the case sets ``case_id``; ``fields`` replaces any other field by its name."""
+    """One row. Whatever identifies the case sets ``case_id``; ``fields`` replaces any other field by its name.
+
+    A run has one machine: another GPU or power limit is another run where ``run_id`` is not given.
+    """
     params = dict(mask_params or {})
     problem = Problem(MaskSpec(mask, variant, None, params), seqlen, batch, heads, kv_heads, head_dim, dtype, seed)
+    cluster = "cluster" if fields.get("source") == "simulated" else None
+    how = (protocol, l2, deterministic, True, _sharing(fields), cluster)
     ok = status == "ok"
     pairs = FLOPS_FACTOR[pass_] * batch * heads * seqlen * seqlen * head_dim
     row: Row = {
         "schema_version": SCHEMA_VERSION,
-        "case_id": Case(problem, kernel, pass_, device, protocol, l2, deterministic).id,
-        "run_id": "run-1",
+        "case_id": Case(problem, kernel, pass_, device, *how).id,
+        "run_id": "-".join(["run-1", *(str(fields[name]) for name in ("gpu", "power_limit") if name in fields)]),
         "time": "2026-01-02T03:04:05Z",
         "status": status,
         "reason": None if ok else f"{status} for a test",
@@ -108,6 +113,11 @@ def make_row(
     if unknown:
         raise TypeError(f"make_row: no field {unknown}")
     return check_row({**row, **fields}, "row_factory")
+
+
+def _sharing(fields: dict[str, Any]) -> Sharing | None:
+    named = {name: fields[name] for name in ("cp_degree", "strategy", "exchange") if fields.get(name) is not None}
+    return Sharing(**{"cp_degree": 1, "strategy": "", "exchange": "", **named}) if named else None
 
 
 def make_rounds(

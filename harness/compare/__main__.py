@@ -1,7 +1,7 @@
 """``python -m harness.compare [CANDIDATE] [--against WHAT]``: did anything get slower?
 
 Exit codes: 0 nothing did, and it would have shown; 1 something did, or was lost; 2 the question was wrong; 3 no baseline, or
-rounds too few; 4 rows that do not follow the schema. ``docs/alarms.md`` says how a verdict is found.
+rounds too few; 4 rows that do not follow the schema or contradict each other. ``docs/alarms.md`` says how a verdict is found.
 
 ``python -m harness.compare rerun ...`` measures two builds of the kernel beside each other, on a machine with a GPU.
 """
@@ -53,7 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for one in (candidate, baseline):
         if not one.rows:
             return _complain(_nothing(one, one is baseline), EXIT_NOT_JUDGED if one is baseline else EXIT_USAGE)
-    found = compare(candidate, baseline, settings, whole=options.whole, today=datetime.now(UTC).date())
+    try:
+        found = compare(candidate, baseline, settings, whole=options.whole, today=datetime.now(UTC).date())
+    except RowError as error:
+        return _complain(str(error), EXIT_BAD_DATA)
     try:
         _write(found, options)
     except OSError as error:

@@ -80,8 +80,9 @@ def source_of(rows: Sequence[Row]) -> Source:
 def rows_of(source: Source, name: str, times: np.ndarray) -> Iterator[Row]:
     """Stored rows with other times. Runs stay apart by card, as cases and their anchors were."""
     last = source.rows[-1]
+    card = last["gpu_hash"] or last["gpu"]
     for number, value in enumerate(times):
-        yield {**last, "run_id": f"{name}-{last['gpu_hash']}", "round": number, "samples_ms": [float(value)]}
+        yield {**last, "run_id": f"{name}-{card}", "round": number, "samples_ms": [float(value)]}
 
 
 def noise_of(rows: Sequence[Row], settings: Settings) -> np.ndarray:

@@ -21,7 +21,7 @@ from harness.compare.series import Key, Side, side_of
 from harness.compare.settings import Acknowledgement, Settings, Thresholds
 from harness.compare.verdict import Comparison, Kind, Numbers, Verdict
 from harness.report.commands import case_command
-from plots.cells import Cell, identity_of, mask_rank
+from plots.cells import Cell, identity_of, mask_rank, unique
 
 
 def compare(candidate: Recording, baseline: Recording, settings: Settings, *, whole: bool = False, today: date) -> Comparison:
@@ -35,8 +35,9 @@ def compare(candidate: Recording, baseline: Recording, settings: Settings, *, wh
         today: acknowledgements count until their day.
 
     Raises:
-        RowError: a time that is not ISO 8601.
+        RowError: a round that both sides have, with different figures: it was edited in one of them.
     """
+    unique([*baseline.rows, *candidate.rows])
     new, base = side_of(candidate.rows, settings), side_of(baseline.rows, settings)
     scope = Scope(new, whole)
     verdicts: list[Verdict] = []

@@ -21,7 +21,7 @@ from pathlib import Path
 from harness.provenance import ROOT
 from harness.rows import Row
 from masks.spelling import allowed_names
-from plots.cells import identity_of, load_rows, time_of
+from plots.cells import load_rows, time_of, unique
 
 RESULTS = "results"
 
@@ -44,18 +44,24 @@ class Recording:
         return max(map(time_of, self.rows), default=None)
 
 
-def from_folder(folder: Path, label: str | None = None, now: datetime | None = None) -> Recording:
+def from_folder(folder: Path, label: str | None = None, name: str | None = None) -> Recording:
     """The rows below a folder (without its ``local`` subfolder, which is the user's own).
 
+    Args:
+        folder: where they lie.
+        label: what a comparison calls the side; the folder where it is not given.
+        name: what errors call the folder, where its path would say nothing.
+
     Raises:
-        SideError: no such folder. RowError: a file that is not made of rows of a schema that is known here.
+        SideError: no such folder. RowError: a file that is not made of rows of a schema that is known here, or rows of one
+            round that say different things.
     """
     if not folder.is_dir():
         raise SideError(f"no folder {folder}")
     cut: list[str] = []
     with _collector_at_rest():
-        rows = load_rows(folder, cut.append)
-    return recording(label or str(folder), rows, cut, now)
+        rows = load_rows(folder, cut.append, name)
+    return recording(label or str(folder), rows, cut)
 
 
 @contextmanager
@@ -71,13 +77,17 @@ def _collector_at_rest() -> Iterator[None]:
 
 
 def recording(label: str, rows: Sequence[Row], cut: Sequence[str] = (), now: datetime | None = None) -> Recording:
-    """Rows with what is to be said of them. ``cut``: files that end in half a line."""
+    """Rows, each once, with what is to be said of them. ``cut``: files that end in half a line.
+
+    Raises:
+        RowError: rows of one round that say different things, or a time that is not ISO 8601.
+    """
     notes = [f"{label}: {name} ends in half a line, which was left out" for name in cut]
     measured = [row for row in rows if row["source"] == "measured"]
     if len(measured) < len(rows):
         notes.append(f"{label}: {len(rows) - len(measured)} simulated rows were left out: nothing of them was measured")
-    rows = measured
-    twice = len(rows) - len(set(map(identity_of, rows)))
+    rows = unique(measured)
+    twice = len(measured) - len(rows)
     if twice:
         notes.append(f"{label}: {twice} rows are stored twice and count once")
     late = (now or datetime.now(UTC)) + timedelta(days=1)
@@ -99,7 +109,7 @@ def from_ref(ref: str, root: Path = ROOT, folder: str = RESULTS) -> Recording:
         raise SideError(f"{label} has no folder {folder}: no baseline there")
     with tempfile.TemporaryDirectory() as place:
         extract(root, sha, [folder], Path(place))
-        return from_folder(Path(place) / folder, label)
+        return from_folder(Path(place) / folder, label, f"{ref}:{folder}")
 
 
 def extract(root: Path, sha: str, folders: Sequence[str], place: Path) -> None:

@@ -10,15 +10,16 @@ import time
 from pathlib import Path
 
 import pytest
-from alarm_rows import baseline, candidate, case_rows
+from alarm_rows import baseline, candidate, case_rows, compared
 from row_factory import make_row, write_rows
 
 from harness.compare.__main__ import main
 from harness.compare.injection import noise_of
-from harness.compare.reading import SideError, from_ref, side
+from harness.compare.reading import SideError, from_folder, from_ref, side
 from harness.compare.self_test import MOST_FALSE, MUST, STORED, TURNS, Plan, self_test
 from harness.compare.settings import Settings
 from harness.provenance import ROOT
+from harness.rows import RowError
 from plots.cells import load_rows
 
 
@@ -80,7 +81,7 @@ def test_no_baseline_is_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     [
         ('{"schema_version": 9}', "schema_version is 9; this reader knows"),
         (json.dumps(make_row()).replace('"density": 0.25', '"density": NaN'), "density is nan"),
-        (json.dumps(make_row(time="yesterday")), "time is 'yesterday'"),
+        (json.dumps(make_row(time="yesterday", run_id="another")), "time is 'yesterday'"),
         ("{]", "not JSON"),
     ],
 )
@@ -90,6 +91,33 @@ def test_bad_rows_are_4_on_either_side(tmp_path: Path, capsys: pytest.CaptureFix
     for words in ([str(tmp_path / "bad"), "--against", base], [new, "--against", str(tmp_path / "bad")]):
         assert main(words) == 4
         assert message in capsys.readouterr().err
+
+
+def test_a_changed_figure_of_a_round_that_both_sides_have_is_4_with_both_places(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new, base = folders(tmp_path)
+    stored = list(baseline().rows)
+    edited = stored[3] | {"samples_ms": [sample / 2 for sample in stored[3]["samples_ms"]]}
+    path = write_rows(tmp_path / "new", [*candidate().rows, *stored[:3], edited])
+    out = tmp_path / "out.json"
+    assert main([new, "--against", base, "--json", str(out)]) == 4
+    told = capsys.readouterr().err
+    assert f"{base}/rows/run-1.jsonl:4 and {path}:{len(candidate().rows) + 4} are both round 3" in told
+    assert "samples_ms is" in told and not out.exists()
+    write_rows(tmp_path / "new", [*candidate().rows, *stored])  # the same rows again are no contradiction
+    assert main([new, "--against", base]) == 0
+
+
+def test_an_edited_row_is_told_from_the_committed_one_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    repository = tmp_path / "repository"
+    rows = list(baseline().rows)
+    path = write_rows(repository / "results" / "gpu", rows)
+    subprocess.run(["git", "init", "-q", repository], check=True)
+    commit(repository, "rows")
+    write_rows(repository / "results" / "gpu", [rows[0] | {"samples_ms": [1.0]}, *rows[1:]])
+    with pytest.raises(RowError, match=f"HEAD:results/gpu/rows/run-1.jsonl:1 and {path}:1 are both round 0"):
+        compared(from_folder(repository / "results"), from_ref("HEAD", repository))
 
 
 def test_a_last_line_cut_off_is_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

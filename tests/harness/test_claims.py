@@ -170,7 +170,7 @@ def test_every_document_list_of_the_paper_counts_and_no_other_mask() -> None:
 
 def test_machines_and_protocols_are_judged_apart() -> None:
     rows = one_run(rising(1.35, 1.75))
-    slow = [row | {"gpu": "NVIDIA H200"} for row in one_run(lambda *_: 1.0, masks=("causal",))]
+    slow = [row | {"gpu": "NVIDIA H200", "run_id": "other"} for row in one_run(lambda *_: 1.0, masks=("causal",))]
     burst = [row for kernel in ("fm3", "flex") for row in make_rounds(1.0, kernel=kernel, protocol="burst", **H100)]
     found = judge(cells_of([*rows, *slow, *burst]), [], [FLEX])
     assert [(one.machine, one.protocol, one.verdict) for one in found] == [

@@ -44,7 +44,7 @@ def test_a_case_measured_with_an_older_source_hash_only_has_no_line() -> None:
 def test_newest_is_by_time_across_time_zones() -> None:
     """09:30+02:00 is 07:30 UTC, before 08:00Z, though its text sorts after."""
     early = make_row(source_hash="early", time="2026-01-02T09:30:00+02:00")
-    late = make_row(source_hash="late", time="2026-01-02T08:00:00Z")
+    late = make_row(source_hash="late", time="2026-01-02T08:00:00Z", run_id="run-2")
     assert one([late, early])["source_hash"] == "late"
 
 
@@ -105,6 +105,36 @@ def test_a_row_stored_twice_counts_once(tmp_path: Path) -> None:
     rows = load_rows(tmp_path)
     assert len(rows) == 6
     assert len(one(rows).rows) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"samples_ms": [0.5]}, r"samples_ms is \[.*\.\.\. and \[0.5\]"),
+        ({"time": "2027-01-01T00:00:00Z"}, 'time is ".*" and "2027-01-01T00:00:00Z"'),
+        ({"gpu": "Another"}, 'gpu is "Test GPU" and "Another"'),
+        ({"density": 0.2, "source_hash": "x"}, "source_hash is .* and .*; density differ too"),
+    ],
+)
+def test_two_rows_of_one_round_that_do_not_agree_are_refused_with_both_places(
+    tmp_path: Path, change: dict[str, object], told: str
+) -> None:
+    """One of them was edited, or files of two runs were mixed: whichever was kept, figures would be silently wrong."""
+    rows = make_rounds(1.0, rounds=3)
+    write_rows(tmp_path / "h200", rows)
+    edited = write_rows(tmp_path / "later", [rows[0], rows[1] | change])
+    with pytest.raises(RowError, match=rf"{tmp_path}/h200/rows/run-1.jsonl:2 and {edited}:2 are both round 1 .*: {told}"):
+        cells_of(load_rows(tmp_path))
+    with pytest.raises(RowError, match="run 'run-1', case '.*', round 1 and run 'run-1'"):  # rows that were never stored
+        cells_of([*rows, rows[1] | change])
+
+
+def test_a_round_may_fail_beside_its_figures_and_fail_again() -> None:
+    """A competitor that dies after its round, or is tried again by a fresh worker, has several rows of one round."""
+    again = [make_row(status="oom", time=f"2026-01-02T04:0{minute}:00Z") for minute in (0, 1)]
+    assert one([make_row(), *again]).status == "oom"
+    with pytest.raises(RowError, match="reason"):
+        cells_of([again[0], again[0] | {"reason": "another"}])
 
 
 def test_the_order_of_rows_does_not_matter() -> None:

@@ -62,7 +62,8 @@ def test_medians_that_are_none_are_refused(bad: float) -> None:
 
 def at_commit(number: int, ms: float, **fields: Any) -> list[Row]:
     """Rounds measured on day ``number`` at a commit of that number."""
-    rows = make_rounds(ms, noise=number, run_id=f"run-{number}", git_sha=f"{number:010d}" + "f" * 30, **fields)
+    run = f"run-{number}-{fields.get('gpu')}"
+    rows = make_rounds(ms, noise=number, run_id=run, git_sha=f"{number:010d}" + "f" * 30, **fields)
     return [row | {"time": f"2026-01-{number + 1:02d}T00:{row['round']:02d}:00Z"} for row in rows]
 
 

@@ -113,10 +113,8 @@ def test_a_question_that_the_model_cannot_answer_is_a_verdict(tmp_path: Path) ->
 
 def test_measured_and_simulated_rows_of_one_question_stay_two_cells(folder: Path) -> None:
     rows = [row for row in read_rows(folder) if row["strategy"] == "fm3"]
-    measured = [
-        row | {"source": "measured", "simulation": None, "gpu": "NVIDIA H200", "power_limit": 700.0, "samples_ms": [9.0]}
-        for row in rows
-    ]
+    real = {"source": "measured", "simulation": None, "gpu": "NVIDIA H200", "power_limit": 700.0, "run_id": "another"}
+    measured = [row | real | {"samples_ms": [9.0]} for row in rows]
     found = cells_of([*rows, *measured])
     assert [(cell["source"], cell.samples == [9.0]) for cell in found].count(("measured", True)) == 2
     assert [(cell["source"], cell.samples == [9.0]) for cell in found].count(("simulated", False)) == 2
