@@ -29,8 +29,9 @@ from harness.config.overrides import jobs
 from harness.config.resolve import resolve
 from harness.config.schema import CONF, register
 from harness.machine import Machine, this_machine
+from harness.rows import RowError
 
-OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+OK, FAILED, USAGE, BAD_DATA, INTERRUPTED = 0, 1, 2, 4, 130
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,9 @@ def _one_job(config: RunConfig, groups: tuple[Group, ...], typed: tuple[str, ...
         if not config.dry_run and code in (OK, FAILED):
             _show(groups, options.results_dir)
         return code
+    except RowError as error:  # of rows that were there before
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_DATA
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED

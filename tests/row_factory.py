@@ -23,7 +23,7 @@ def make_row(
     samples_ms: list[float] | None = None,
     status: str = "ok",
     density: float = 0.25,
-    tile_density: float = 0.3,
+    tile_density: float | None = None,
     protocol: str = "sustained",
     l2: str = "cold",
     batch: int = 1,
@@ -46,6 +46,7 @@ def make_row(
     cluster = "cluster" if fields.get("source") == "simulated" else None
     how = (protocol, l2, deterministic, True, _sharing(fields), cluster)
     ok = status == "ok"
+    by_tiles = min(1.0, 1.2 * density) if tile_density is None else tile_density
     pairs = FLOPS_FACTOR[pass_] * batch * heads * seqlen * seqlen * head_dim
     row: Row = {
         "schema_version": SCHEMA_VERSION,
@@ -72,7 +73,7 @@ def make_row(
         "mask_digest": f"digest-{mask}-{seqlen}",
         "mask_heads": 1,
         "density": density,
-        "tile_density": tile_density,
+        "tile_density": by_tiles,
         "seed": seed,
         "seqlen": seqlen,
         "batch": batch,
@@ -93,7 +94,7 @@ def make_row(
         "compile_ms": 100.0 if ok else None,
         "host_us": 20.0 if ok else None,
         "flops": pairs * density if ok else None,
-        "flops_tile128": pairs * tile_density if ok else None,
+        "flops_tile128": pairs * by_tiles if ok else None,
         "errors": {} if ok else None,
         "simulation": None,
         "device": device,

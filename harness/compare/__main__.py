@@ -17,8 +17,8 @@ from pathlib import Path
 
 from harness.compare import machine_readable, text
 from harness.compare.judge import compare
-from harness.compare.reading import RESULTS, Recording, SideError, from_folder, side
-from harness.compare.settings import DEFAULT, SettingsError, load
+from harness.compare.reading import RESULTS, Recording, SideError, collector_at_rest, from_folder, side
+from harness.compare.settings import DEFAULT, Settings, SettingsError, load
 from harness.compare.verdict import EXIT_BAD_DATA, EXIT_NOT_JUDGED, EXIT_USAGE, Comparison
 from harness.provenance import ROOT
 from harness.rows import RowError
@@ -44,23 +44,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return self_test(options.against or str(ROOT / RESULTS), settings)
         for out in (options.json, options.junit, options.markdown):
             _check_out(out)
-        baseline = side(options.against) if options.against else from_folder(ROOT / RESULTS, "the committed baseline")
-        candidate = from_folder(options.candidate)
+        with collector_at_rest():
+            return _compare(options, settings)
     except (SideError, SettingsError) as error:
         return _complain(str(error), EXIT_USAGE)
     except RowError as error:
         return _complain(str(error), EXIT_BAD_DATA)
+    except OSError as error:
+        return _complain(f"cannot write {error.filename}: {error.strerror}", EXIT_USAGE)
+
+
+def _compare(options: argparse.Namespace, settings: Settings) -> int:
+    baseline = side(options.against) if options.against else from_folder(ROOT / RESULTS, "the committed baseline")
+    candidate = from_folder(options.candidate)
     for one in (candidate, baseline):
         if not one.rows:
             return _complain(_nothing(one, one is baseline), EXIT_NOT_JUDGED if one is baseline else EXIT_USAGE)
-    try:
-        found = compare(candidate, baseline, settings, whole=options.whole, today=datetime.now(UTC).date())
-    except RowError as error:
-        return _complain(str(error), EXIT_BAD_DATA)
-    try:
-        _write(found, options)
-    except OSError as error:
-        return _complain(f"cannot write {error.filename}: {error.strerror}", EXIT_USAGE)
+    found = compare(candidate, baseline, settings, whole=options.whole, today=datetime.now(UTC).date())
+    _write(found, options)
     return found.exit_code
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import date
+from operator import itemgetter
 from typing import Any
 
 from harness.compare.explain import Pair, excuse, own_clock, what_is_missing
@@ -21,7 +22,7 @@ from harness.compare.series import Key, Side, side_of
 from harness.compare.settings import Acknowledgement, Settings, Thresholds
 from harness.compare.verdict import Comparison, Kind, Numbers, Verdict
 from harness.report.commands import case_command
-from plots.cells import Cell, identity_of, mask_rank, unique
+from plots.cells import Cell, mask_rank, unique
 
 
 def compare(candidate: Recording, baseline: Recording, settings: Settings, *, whole: bool = False, today: date) -> Comparison:
@@ -37,7 +38,7 @@ def compare(candidate: Recording, baseline: Recording, settings: Settings, *, wh
     Raises:
         RowError: a round that both sides have, with different figures: it was edited in one of them.
     """
-    unique([*baseline.rows, *candidate.rows])
+    _check_shared(candidate, baseline)
     new, base = side_of(candidate.rows, settings), side_of(baseline.rows, settings)
     scope = Scope(new, whole)
     verdicts: list[Verdict] = []
@@ -59,6 +60,17 @@ def compare(candidate: Recording, baseline: Recording, settings: Settings, *, wh
         *told,
     ]
     return Comparison(candidate.label, baseline.label, tuple(sorted(verdicts, key=_order)), tuple(notes), settings.thresholds)
+
+
+def _check_shared(candidate: Recording, baseline: Recording) -> None:
+    """Rows that both sides have must be the same rows, and only a run that both have can give such."""
+    shared = {row["run_id"] for row in candidate.rows} & {row["run_id"] for row in baseline.rows}
+    if shared:
+        unique(row for side in (baseline, candidate) for row in side.rows if row["run_id"] in shared)
+
+
+_round = itemgetter("run_id", "round")
+"""Which of a cell's rounds a row is."""
 
 
 def _one(key: Key, new: Side, base: Side, scope: Scope) -> Verdict | Pair | None:
@@ -85,9 +97,8 @@ def _one(key: Key, new: Side, base: Side, scope: Scope) -> Verdict | Pair | None
 
 def _both(key: Key, ours: Cell, theirs: Cell, new: Side, base: Side) -> Verdict | Pair:
     row = ours.row
-    stored = {identity_of(item) for item in theirs.rows}
-    fresh = [item for item in ours.rows if identity_of(item) not in stored]
-    if not fresh:
+    stored = theirs.rounds
+    if all(_round(item) in stored for item in ours.rows):
         return Verdict(Kind.SAME, row, _NOTHING_NEW)
     for name, what in (("timing_version", "the timing method"), ("mask_digest", "the mask's content")):
         if row[name] != theirs.row[name]:
@@ -98,7 +109,7 @@ def _both(key: Key, ours: Cell, theirs: Cell, new: Side, base: Side) -> Verdict 
         reason = "measured on another card than the baseline; machines of one kind differ by up to 5%"
         return Verdict(Kind.OTHER_MACHINE, row, reason, command=case_command(row))
     card = max(shared, key=lambda name: (min(len(mine[name]), len(other[name])), str(name)))
-    kept = [item for item in mine[card] if identity_of(item) not in stored]
+    kept = [item for item in mine[card] if _round(item) not in stored]
     if not kept:
         return Verdict(Kind.SAME, row, "nothing new on the baseline's card")
     a, b = new.series(kept), base.series(other[card])

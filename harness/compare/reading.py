@@ -59,14 +59,12 @@ def from_folder(folder: Path, label: str | None = None, name: str | None = None)
     if not folder.is_dir():
         raise SideError(f"no folder {folder}")
     cut: list[str] = []
-    with _collector_at_rest():
-        rows = load_rows(folder, cut.append, name)
-    return recording(label or str(folder), rows, cut)
+    return recording(label or str(folder), load_rows(folder, cut.append, name), cut)
 
 
 @contextmanager
-def _collector_at_rest() -> Iterator[None]:
-    """Rows have no cycles, and the collector would look through all of them again and again while they grow in number."""
+def collector_at_rest() -> Iterator[None]:
+    """Rows have no cycles, and the collector would look through all of them again and again: a third of the whole time."""
     worked = gc.isenabled()
     gc.disable()
     try:

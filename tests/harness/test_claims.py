@@ -205,7 +205,9 @@ def beside_cudnn(kernel: str, ms: float, run: str, card: str, *, slow: float = 1
     rows = []
     for pass_, cudnn_ms in (("forward", 4.0), ("backward", 10.0)):
         common = {"pass_": pass_, "run_id": run, "gpu_hash": card, "density": 1.0, "tile_density": 1.0, **H200}
-        rows += make_rounds(ms * cudnn_ms * slow, kernel=kernel, mask="causal", **(common | {"tile_density": 0.5}))
+        rows += make_rounds(
+            ms * cudnn_ms * slow, kernel=kernel, mask="causal", **(common | {"density": 0.5, "tile_density": 0.5})
+        )
         if cudnn:
             rows += make_rounds(cudnn_ms * slow, kernel="sdpa_cudnn", mask="full", **common)
     return rows

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from row_factory import make_row, write_rows
 
 from harness import __main__ as cli
 from harness import runner
@@ -209,6 +210,15 @@ def test_the_exit_code_of_the_runner_is_the_exit_code(here: Path, monkeypatch: p
     for code in (0, 1, 4, 130):
         replace_runner(monkeypatch, lambda groups, options, code=code: code)
         assert cli.main(["device=cpu", "seqlen=128"]) == code
+
+
+def test_stored_rows_that_contradict_each_other_exit_4(
+    here: Path, calls: list[Call], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rows(here / "out", [make_row(samples_ms=[1.0]), make_row(samples_ms=[2.0])])
+    assert cli.main(["mask=full", "device=cpu", "results_dir=out"]) == 4
+    shown = capsys.readouterr().err
+    assert "out/rows/run-1.jsonl:1 and out/rows/run-1.jsonl:2 are both round 0" in shown and "Traceback" not in shown
 
 
 def test_multirun_appends_every_job_to_one_store(here: Path, calls: list[Call], capsys: pytest.CaptureFixture[str]) -> None:

@@ -276,3 +276,10 @@ def test_all_heads_at_once_are_what_each_of_them_is(mask: ColumnMask, dtype: tor
             rounded = 1e-5 if dtype == torch.float32 else 0.05
             for here, there, close in ((exact, one.exact[0], 1e-5), (plain, one.plain[0], rounded)):
                 torch.testing.assert_close(here, there, rtol=close, atol=close)
+
+
+def test_an_infinite_lse_is_incorrect_with_figures_that_a_row_can_hold() -> None:
+    errors: dict[str, float] = {}
+    with pytest.raises(Incorrect, match=r"LSE is off by inf \(batch 0, head 3\)"):
+        sys.modules["harness.gate.check"]._judge_lse(torch.tensor([[torch.inf, 1.0]]), torch.ones(1, 2), 0, (3,), errors)
+    assert errors == {"lse_max": 1e9}

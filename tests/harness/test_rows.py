@@ -6,10 +6,12 @@ import gzip
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from row_factory import make_row
 
+from harness.provenance import ROOT
 from harness.rows import FIELDS, RowError, check_row, read_rows, row_files
 
 
@@ -34,12 +36,12 @@ def test_a_valid_row_is_returned_as_it_is() -> None:
         ({"seqlen": 2**63}, "seqlen is 0x"),
         ({"samples_ms": [10**400]}, "samples_ms"),
         ({"simulation": {"interval_ms": [1.0, 2.0]}}, "simulation must be null on rows that are measured"),
-        ({"source": "simulated", "simulation": {}}, "simulation.interval_ms must be two positive numbers"),
+        ({"source": "simulated", "simulation": {}}, "simulation lacks interval_ms, overlap, cluster"),
         ({"schema_version": 1.0}, "schema_version is 1.0; this reader knows 2"),
         ({"mask": "\ud800"}, "mask holds text that is not Unicode"),
-        ({"seqlen": 4096.5}, "seqlen is 4096.5; expected int"),
+        ({"seqlen": 4096.5}, "seqlen is 4096.5; allowed: a whole number, at least 1"),
         ({"seqlen": True}, "seqlen is True"),
-        ({"deterministic": 1}, "deterministic is 1; expected bool"),
+        ({"deterministic": 1}, "deterministic is 1; allowed: true or false"),
         ({"kernel": None}, "kernel is null"),
         ({"status": "oom"}, "status oom must not carry samples_ms"),
         ({"surprise": 1}, "unknown fields .'surprise'."),
@@ -53,16 +55,93 @@ def test_a_broken_row_is_refused_by_field(change: dict, message: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"comp_samples_ms": [0.0]}, "comp_samples_ms must be null or, with status ok, positive numbers"),
+        ({"comp_samples_ms": [0.0]}, "comp_samples_ms is .0.0.; allowed: numbers above 0"),
         ({"ranks": {"speed": [1, 2]}}, "ranks has 'speed'; allowed: recv_bytes, tiles, full_ms"),
-        ({"ranks": {"tiles": [1]}}, "ranks.tiles must be 2 numbers >= 0, found .1."),
-        ({"ranks": {"comp_ms": [1.0, -1.0]}}, "ranks.comp_ms must be 2 numbers >= 0"),
+        ({"ranks": {"tiles": [1]}}, "ranks.tiles is .1.; allowed: 2 numbers, at least 0"),
+        ({"ranks": {"comp_ms": [1.0, -1.0]}}, "ranks.comp_ms is .1.0, -1.0.; allowed: 2 numbers, at least 0"),
     ],
 )
 def test_what_ranks_did_is_checked_too(change: dict, message: str) -> None:
     row = make_row(cp_degree=2, strategy="fm3", exchange="gloo", comp_samples_ms=[0.8], ranks={"tiles": [3, 4]})
     with pytest.raises(RowError, match=message):
         check_row(row | change)
+
+
+NUMBERS = [name for name, field in FIELDS.items() if int in field.kind.types and name != "schema_version"]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_no_number_is_outside_its_limits(name: str) -> None:
+    """Every number has some, and what is allowed stands in the message."""
+    row = make_row(power_limit=700.0, mask_heads=1)
+    for wrong in (-1, math.nan, math.inf, 10**400, "7", True):
+        with pytest.raises(RowError, match=rf"{name} is .*; allowed: a (whole )?number"):
+            check_row(row | {name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"density": 7}, "density is 7; allowed: a number above 0, at most 1"),
+        ({"density": 0.0}, "density is 0; allowed: a number above 0"),
+        ({"tile_density": 0.2}, "density is 0.25; allowed: at most 0.2, with a tile_density of 0.2"),
+        ({"flops": 0}, "flops is 0; allowed: a number above 0"),
+        ({"flops": 1e9}, "flops_tile128 is .*; allowed: flops x tile_density / density, 1.2e"),
+        ({"round": -1}, "round is -1; allowed: a whole number, at least 0"),
+        ({"recv_share": 1.5, "strategy": "ring", "cp_degree": 2}, "recv_share is 1.5; allowed: at most 1, unless"),
+        ({"kv_heads": 4}, "kv_heads is 4; allowed: what divides heads, 2"),
+        ({"dtype": "bf16"}, "dtype is 'bf16'; allowed: bfloat16, float16, float32"),
+        ({"l2": "hot"}, "l2 is 'hot'; allowed: cold, warm"),
+        ({"device": "tpu"}, "device is 'tpu'; allowed: cuda, cpu"),
+        ({"errors": {"out_max": 1.5}}, "errors.out_max is 1.5; allowed: a number from 0 to 1, as the correctness gate"),
+        ({"clocks": {"sm_mhz": [1.0, math.nan, 2.0]}}, "clocks.sm_mhz is .*nan.*; allowed: numbers, at least 0"),
+        ({"clocks": {"throttle": "hot"}}, "clocks.throttle is 'hot'"),
+        ({"mask_params": {"window": math.nan}}, "mask_params.window is nan; allowed: a finite number"),
+        ({"overrides": [1]}, r"overrides is \[1\]; allowed: texts"),
+    ],
+)
+def test_figures_that_no_run_can_give_are_refused(change: dict, message: str) -> None:
+    with pytest.raises(RowError, match=message):
+        check_row(make_row() | change)
+
+
+def test_what_only_looks_impossible_is_read() -> None:
+    """A whole tile of 128 rows and one of a single row: two of four tiles hold 98% of the pairs. Ulysses moves queries too."""
+    check_row(make_row(seqlen=129, density=16385 / 16641, tile_density=0.5))
+    check_row(make_row(strategy="ulysses", exchange="gloo", cp_degree=2, recv_share=1.02))
+    check_row(make_row(status="incorrect", errors={"out_max": 1e9}))
+
+
+SIMULATION: dict[str, Any] = {
+    "cluster": "c", "rates": "r", "validated": False, "doubts": ["assumed: x"], "ranks_per_node": 2, "interval_ms": [1.0, 2.0],
+    "t_full_ms": 1.5, "t_comp_ms": 1.0, "t_comm_ms": 0.5, "exposed_ms": 0.5, "overlap": 0.0, "balance": 1.0, "recv_bytes": 4,
+    "recv_bytes_max": 2, "recv_share": 0.5, "scaling": 0.6, "least_ms": 0.9, "held_bytes": 100,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"interval_ms": [2.0, 1.0]},
+            r"simulation.interval_ms is \[2.0, 1.0\]; allowed: two numbers above 0, the lower one first",
+        ),
+        ({"interval_ms": [1.0]}, "simulation.interval_ms is"),
+        ({"balance": 1.5}, "simulation.balance is 1.5; allowed: a number from 0 to 1"),
+        ({"overlap": "all"}, "simulation.overlap is 'all'; allowed: null, or a finite number"),
+        ({"doubts": [1]}, "simulation.doubts is .1.; allowed: texts"),
+        ({"validated": "yes"}, "simulation.validated is 'yes'; allowed: true or false"),
+        ({"t_comm_ms": -1.0}, "simulation.t_comm_ms is -1; allowed: a number, at least 0"),
+    ],
+)
+def test_what_a_model_says_is_checked_too(change: dict, message: str) -> None:
+    row = make_row(source="simulated", simulation=SIMULATION, strategy="fm3", cp_degree=2)
+    with pytest.raises(RowError, match=message):
+        check_row(row | {"simulation": SIMULATION | change})
+
+
+def test_all_committed_rows_are_possible() -> None:
+    assert len(read_rows(ROOT / "results")) > 1000
 
 
 def test_rows_of_the_first_version_are_read_as_golden_files_say() -> None:

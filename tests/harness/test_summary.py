@@ -41,8 +41,10 @@ def test_columns_are_the_agreed_ones() -> None:
 
 def test_a_line_holds_the_pooled_figures() -> None:
     rows = [
-        make_row(samples_ms=[1.0, 2.0, 3.0], round=0, flops=3e9, flops_tile128=6e9, setup_ms=1.0, host_us=10.0),
-        make_row(samples_ms=[4.0, 5.0], round=1, flops=3e9, flops_tile128=6e9, setup_ms=3.0, host_us=30.0),
+        make_row(
+            samples_ms=[1.0, 2.0, 3.0], round=0, flops=3e9, flops_tile128=6e9, tile_density=0.5, setup_ms=1.0, host_us=10.0
+        ),
+        make_row(samples_ms=[4.0, 5.0], round=1, flops=3e9, flops_tile128=6e9, tile_density=0.5, setup_ms=3.0, host_us=30.0),
     ]
     (line,) = table(rows)
     assert (line["rounds"], line["samples"], line["median_ms"]) == ("2", "5", "3")

@@ -113,7 +113,7 @@ def test_a_row_stored_twice_counts_once(tmp_path: Path) -> None:
         ({"samples_ms": [0.5]}, r"samples_ms is \[.*\.\.\. and \[0.5\]"),
         ({"time": "2027-01-01T00:00:00Z"}, 'time is ".*" and "2027-01-01T00:00:00Z"'),
         ({"gpu": "Another"}, 'gpu is "Test GPU" and "Another"'),
-        ({"density": 0.2, "source_hash": "x"}, "source_hash is .* and .*; density differ too"),
+        ({"order": 1, "source_hash": "x"}, "order is 0 and 1; source_hash differ too"),
     ],
 )
 def test_two_rows_of_one_round_that_do_not_agree_are_refused_with_both_places(
@@ -169,10 +169,10 @@ def test_unreadable_files_are_row_errors(tmp_path: Path) -> None:
 
 
 def test_throughput_by_both_conventions() -> None:
-    cell = one([make_row(samples_ms=[2.0], flops=4e12, flops_tile128=6e12)])
+    cell = one([make_row(samples_ms=[2.0], flops=4e12, flops_tile128=6e12, tile_density=0.375)])
     assert cell.tflops() == pytest.approx(2000.0)
     assert cell.tflops("tile128") == pytest.approx(3000.0)
-    cell = one(make_rounds(2.0, flops=4e12))
+    cell = one(make_rounds(2.0, flops=4e12, flops_tile128=4.8e12))
     low, high = cell.tflops_interval()
     assert low < cell.tflops() < high
 
