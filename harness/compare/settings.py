@@ -1,6 +1,6 @@
 """Thresholds, anchors and acknowledgements: ``conf/alarms.yaml``, read strictly.
 
-The file is data: safe YAML, no key twice, none unknown, every value of its type and in its range. What the values mean
+The file is data: strict YAML, no key unknown, every value of its type and in its range. What the values mean
 for a verdict is ``harness.compare.rule`` and ``harness.compare.judge``.
 """
 
@@ -12,11 +12,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from harness import strict_yaml
 from harness.compare.verdict import Kind
 from harness.provenance import ROOT
 from harness.rows import PASSES
+from harness.strict_yaml import YamlError
 from masks.spelling import allowed_names
 
 DEFAULT = ROOT / "conf" / "alarms.yaml"
@@ -81,17 +81,6 @@ class Settings:
     acknowledged: tuple[Acknowledgement, ...] = ()
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML in which a key may not come twice."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
-        if twice:
-            raise SettingsError(f"line {node.start_mark.line + 1}: {', '.join(twice)} is there twice")
-        return super().construct_mapping(node, deep)
-
-
 def load(path: Path = DEFAULT) -> Settings:
     """The settings of a file.
 
@@ -99,15 +88,9 @@ def load(path: Path = DEFAULT) -> Settings:
         SettingsError: no such file, not YAML, an unknown or doubled key, a wrong type, a value out of range.
     """
     try:
-        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path.name}: cannot be read ({error})") from error
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{path.name}: not YAML ({' '.join(str(error).split())})") from error
-    except SettingsError as error:
-        raise SettingsError(f"{path.name}: {error}") from error
-    except (ValueError, RecursionError) as error:  # an impossible date, a number of thousands of digits, brackets without end
-        raise SettingsError(f"{path.name}: not YAML that can be read ({' '.join(str(error).split())[:200]})") from error
+        raw = strict_yaml.load(path)
+    except YamlError as error:
+        raise SettingsError(str(error)) from error
     try:
         return parse({} if raw is None else raw)
     except SettingsError as error:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from harness import strict_yaml
+from harness.strict_yaml import YamlError
 from masks.spelling import allowed_names
 
 
@@ -17,22 +17,15 @@ class ClusterError(ValueError):
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The file's mapping; safe YAML only.
+    """The file's mapping.
 
     Raises:
-        ClusterError: no such file, not YAML, not a mapping.
+        ClusterError: no such file, not strict YAML, not a mapping.
     """
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ClusterError(f"{path.name}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" (line {mark.line + 1})" if mark is not None else ""
-        raise ClusterError(f"{path.name}: not YAML{line}") from error
-    except (ValueError, RecursionError) as error:  # an impossible date, a number of thousands of digits, brackets without end
-        raise ClusterError(f"{path.name}: not YAML that can be read ({' '.join(str(error).split())[:200]})") from error
-    return mapping(found, path.name)
+        return mapping(strict_yaml.load(path), path.name)
+    except YamlError as error:
+        raise ClusterError(str(error)) from error
 
 
 def mapping(value: Any, where: str) -> dict[str, Any]:
