@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.outputs import write
 from harness.rows import RowError
 from harness.terminal import for_terminal
 from plots.cells import Cell, cells_of, load_rows
@@ -131,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"no rows below {options.results_dir}: measure first, rows lie in a folder called rows", USAGE)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(summary_csv(cells), encoding="utf-8", newline="")
+        write({out: summary_csv(cells)})
     except OSError as error:
         return _complain(f"cannot write {out}: {error.strerror or error}", USAGE)
     if options.table:

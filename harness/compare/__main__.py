@@ -9,12 +9,12 @@ rounds too few; 4 rows that do not follow the schema or contradict each other. `
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from harness import outputs
 from harness.compare import machine_readable, text
 from harness.compare.judge import compare
 from harness.compare.reading import RESULTS, Recording, SideError, collector_at_rest, from_folder, side
@@ -42,11 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from harness.compare.self_test import main as self_test
 
             return self_test(options.against or str(ROOT / RESULTS), settings)
-        for out in (options.json, options.junit, options.markdown):
-            _check_out(out)
+        written = {f"--{name}": getattr(options, name) for name in ("json", "junit", "markdown")}
+        outputs.check(written, read={"--settings": options.settings})
         with collector_at_rest():
             return _compare(options, settings)
-    except (SideError, SettingsError) as error:
+    except (SideError, SettingsError, outputs.OutputError) as error:
         return _complain(str(error), EXIT_USAGE)
     except RowError as error:
         return _complain(str(error), EXIT_BAD_DATA)
@@ -85,11 +85,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _check_out(path: Path | None) -> None:
-    if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK) and not path.is_dir()):
-        raise SideError(f"{path} cannot be written: no such folder, or no permission")
-
-
 def _nothing(empty: Recording, baseline: bool) -> str:
     if baseline:
         return f"no baseline: {empty.label} has no rows"
@@ -97,13 +92,16 @@ def _nothing(empty: Recording, baseline: bool) -> str:
 
 
 def _write(found: Comparison, options: argparse.Namespace) -> None:
+    files: dict[Path, str] = {}
     if options.json:
-        options.json.write_text(machine_readable.as_json(found), encoding="utf-8")
+        files[options.json] = machine_readable.as_json(found)
     if options.junit:
-        options.junit.write_text(machine_readable.junit(found), encoding="utf-8")
+        files[options.junit] = machine_readable.junit(found)
     if options.markdown:
-        with options.markdown.open("a", encoding="utf-8") as stream:
-            stream.write(text.markdown(found))
+        there = options.markdown.is_file()
+        before = options.markdown.read_text(encoding="utf-8", errors="surrogateescape") if there else ""
+        files[options.markdown] = before + text.markdown(found)
+    outputs.write(files)
     if options.annotations:
         print(machine_readable.github(found), end="")
     print(text.terminal(found, options.all), end="")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import findings
+from harness import findings, outputs
 from harness.claims.judge import Judgement, judge
 from harness.report import cases, claims, ratings, where
 from harness.report.html import Markup, element, fold, inline_svg, join, page, scrolling
@@ -156,7 +156,7 @@ def write(results_dir: Path, out: Path) -> int:
         judgements = judge(cells, read_published())
         text = build(cells, load_environments(results_dir, cells), judgements, list(catalogue.histories(rows)))
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8", newline="")
+        outputs.write({out: text})
     return len(cells)
 
 

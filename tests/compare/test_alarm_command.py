@@ -52,7 +52,8 @@ def test_wrong_questions_are_2(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ([new, "--against", "--upload-pack=x"], "neither a folder nor a commit"),
         ([str(tmp_path / "empty"), "--against", base], "measure first"),
         ([new, "--against", base, "--settings", str(tmp_path / "bad.yaml")], "did you mean 'least_drop'"),
-        ([new, "--against", base, "--json", str(tmp_path / "no" / "x.json")], "cannot be written"),
+        ([new, "--against", base, "--json", str(tmp_path / "no" / "x.json")], "cannot be written: no folder"),
+        ([new, "--against", base, "--junit", str(tmp_path)], "cannot be written: it is a folder"),
     ]:
         words = [f"--against={words[2]}", words[0]] if words[2].startswith("--") else words
         assert main(words) == 2, message
@@ -65,6 +66,58 @@ def test_nothing_is_written_before_the_question_is_right(tmp_path: Path) -> None
     out = tmp_path / "out.json"
     assert main([new, "--against", "no-such-ref", "--json", str(out)]) == 2
     assert not out.exists()
+
+
+def test_one_output_never_takes_the_place_of_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new, base = folders(tmp_path)
+    out, link = tmp_path / "out", tmp_path / "link"
+    link.symlink_to(out)
+    (settings := tmp_path / "alarms.yaml").write_text("thresholds: {}\n")
+    for words, message in [
+        (["--json", str(out), "--junit", str(out)], f"--junit={out} is the file of --json too"),
+        (["--junit", str(out), "--markdown", str(tmp_path / "base" / ".." / "out")], "is the file of --junit too"),
+        (["--json", str(link), "--markdown", str(out)], "is the file of --json too"),
+        (["--settings", str(settings), "--json", str(settings)], "is the file of --settings too"),
+    ]:
+        assert main([new, "--against", base, *words]) == 2
+        assert message in capsys.readouterr().err
+    assert not out.exists() and settings.read_text() == "thresholds: {}\n"
+
+
+@pytest.mark.parametrize("last", ["/dev/full", "/proc/self/alarms.md"], ids=["full disk", "no place"])
+def test_outputs_are_written_all_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str], last: str) -> None:
+    """The last of three cannot be written: the other two are as they were."""
+    new, base = folders(tmp_path)
+    old, fresh = tmp_path / "old.json", tmp_path / "fresh.xml"
+    old.write_text("old")
+    words = [new, "--against", base, "--json", str(old), "--junit", str(fresh), "--markdown"]
+    assert main([*words, last]) == 2
+    shown = capsys.readouterr()
+    assert last in shown.err and "cannot" in shown.err and not shown.out
+    assert old.read_text() == "old" and sorted(path.name for path in tmp_path.iterdir()) == ["base", "new", "old.json"]
+    assert main([*words, str(tmp_path / "good.md")]) == 0
+    assert json.loads(old.read_text())["exit_code"] == 0
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["base", "fresh.xml", "good.md", "new", "old.json"]  # and no parts
+
+
+def test_markdown_is_added_to_what_is_there(tmp_path: Path) -> None:
+    new, base = folders(tmp_path)
+    summary, link = tmp_path / "summary.md", tmp_path / "link.md"
+    summary.write_bytes(b"before \xff\n")
+    summary.chmod(0o640)
+    link.symlink_to(summary)
+    for _ in range(2):
+        assert main([new, "--against", base, "--markdown", str(link)]) == 0
+    assert link.is_symlink() and summary.stat().st_mode & 0o777 == 0o640
+    assert summary.read_bytes().startswith(b"before \xff\n### Alarms") and summary.read_bytes().count(b"### Alarms") == 2
+
+
+def test_an_output_may_be_a_pipe(tmp_path: Path) -> None:
+    new, base = folders(tmp_path)
+    words = [sys.executable, "-m", "harness.compare", new, "--against", base, "--json", "/dev/stderr"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and json.loads(done.stderr)["counts"] == {"SAME": 3}
 
 
 def test_no_baseline_is_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
