@@ -9,11 +9,13 @@ import platform
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 from harness.backends.base import gib
+from harness.columns import WIDTH
 from harness.machine import Machine, this_machine
 from harness.provenance import package_version
 
@@ -120,13 +122,19 @@ def show(machine: Machine, rows: Iterable[Finding], fault: str | None, stream: T
     if stream.isatty():
         _show_tables(machine, rows, stream)
     else:
-        for name, value in facts(machine):
-            print(f"{name:<14} {value}", file=stream)
-        print(file=stream)
-        for row in rows:
-            print(f"{row.name:<12} {'yes' if row.ok else 'no':<4} {_remark(row)}", file=stream)
+        told = [(f"{name:<14} ", value) for name, value in facts(machine)]
+        found = [(f"{row.name:<12} {'yes' if row.ok else 'no':<4} ", _remark(row)) for row in rows]
+        for start, text in [*told, ("", ""), *found]:
+            print(_hanging(start, text), file=stream)
     if fault is not None:
         print(f"\nreference cannot run: {fault}", file=stream)
+
+
+def _hanging(start: str, text: str) -> str:
+    """A line and what does not fit below its text, in whole words: commands are there to be copied."""
+    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    lines = textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * len(start), **options)
+    return "\n".join(lines) or start.rstrip()
 
 
 def _remark(row: Finding) -> str:

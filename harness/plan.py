@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from context_parallel.balance import SLACK
 from context_parallel.grid import Grid, PlanError
 from context_parallel.strategies import STRATEGIES
 from harness.cases import Problem
+from harness.columns import WIDTH, aligned, terminal_width
 from harness.config import ConfigError, RunConfig
 from harness.config.compose import load
 from harness.config.resolve import resolve
@@ -79,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cluster = find_cluster(str(config.cluster))
         mask = make_mask(problem, "cpu")
         ways = ranking(problem, mask, config, cluster, _degrees(options.words, config, cluster, problem.seqlen))
-        print(text(ways, problem, config.passes, cluster, options.top))
+        print(text(ways, problem, config.passes, cluster, options.top, terminal_width()))
         out = options.out or Path(config.results_dir) / "plan"
         print(f"ranking and timeline: {out}")
         _write(ways, problem, mask, config, cluster, out)
@@ -153,26 +155,29 @@ def _variants(ask: Ask, seqlen: int) -> Iterator[Ask]:
         yield replace(ask, slack=slack)
 
 
-def text(ways: Sequence[Way], problem: Problem, passes: Sequence[str], cluster: Cluster, top: int) -> str:
-    """The ranking, the bounds and the doubts, for a terminal."""
+def text(ways: Sequence[Way], problem: Problem, passes: Sequence[str], cluster: Cluster, top: int, width: int = WIDTH) -> str:
+    """The ranking, the bounds and the doubts, for a terminal of so many columns."""
     p = problem
     heads = f"{p.heads}/{p.kv_heads} heads"
-    lines = [
+    told = [
         f"SIMULATED on {cluster.title}; nothing of this is a measurement{'' if VALIDATED else ', and nothing was validated'}",
         f"{p.mask.family}, {p.seqlen} tokens, batch {p.batch}, {heads}, D={p.head_dim}, {p.dtype}: {' + '.join(passes)}",
-        "",
     ]
+    lines = [*(part for line in told for part in textwrap.wrap(line, width)), ""]
     table = [HEAD, *([str(place), *_line(way, cluster)] for place, way in enumerate(ways[:top], 1))]
-    widths = [max(len(line[column]) for line in table) for column in range(len(HEAD))]
-    lines += ["  ".join(entry.rjust(width) for entry, width in zip(line, widths, strict=True)) for line in table]
+    lines += aligned(table, width, keys=HEAD.index("slack") + 1, left=(HEAD.index("strategy"),))
     lines += ["", "bounds, whatever the placement of chunks:"]
     for ranks in sorted({way.ask.ranks for way in ways}):
         of_degree = [way for way in ways if way.ask.ranks == ranks]
         least = min(way.prediction.least for way in of_degree)
         received = min(way.prediction.least_received for way in of_degree) / ranks / GIB
         best = f"{of_degree[0].prediction.full:.3g} ms ({of_degree[0].name})"
-        lines.append(f"  CP={ranks}: at least {least:.3g} ms of attention, {received:.3g} GiB received a rank; best: {best}")
-    return "\n".join([*lines, "", "doubts about the first:", *(f"  {doubt}" for doubt in ways[0].prediction.doubts)])
+        bound = f"  CP={ranks}: at least {least:.3g} ms of attention, {received:.3g} GiB received a rank; best: {best}"
+        lines += textwrap.wrap(bound, width, subsequent_indent="    ")
+    lines += ["", "doubts about the first:"]
+    for doubt in ways[0].prediction.doubts:
+        lines += textwrap.wrap(f"  {doubt}", width, subsequent_indent="    ")
+    return "\n".join(lines)
 
 
 HEAD = [

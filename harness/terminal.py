@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.util
-import io
 import os
-import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 
+from harness.columns import WIDTH, aligned, terminal_width
 from harness.findings import Place, places
 from plots.captions import machine, stamp, team
 from plots.cells import Cell, series_of
 from plots.slots import settings
 from plots.style import length_label, plain, rank, scale_for, title_of
 
+_STYLES = {"best": "\x1b[1m", "word": "\x1b[2m"}
+_PLAIN = "\x1b[0m"
 
-def render_table(cells: Sequence[Cell], *, colour: bool = False, width: int = 100) -> str:
+
+def render_table(cells: Sequence[Cell], *, colour: bool = False, width: int = WIDTH) -> str:
     """The figures as tables of mask by kernel, one a machine, length and pass: throughput and milliseconds.
 
-    The fastest of a line is bold, or carries a star where there is no bold; what failed shows its status.
+    The fastest of a line is bold, or carries a star where there is no bold; what failed shows its status. Kernels that do not
+    fit beside each other stand below.
 
     Args:
         cells: any.
         colour: escape sequences for bold and dim.
-        width: columns of the terminal (with rich only).
+        width: columns of the terminal.
     """
     blocks = []
     for members in settings(cells).values():
@@ -38,9 +41,8 @@ def render_table(cells: Sequence[Cell], *, colour: bool = False, width: int = 10
 
 def for_terminal(cells: Sequence[Cell]) -> str:
     """The tables as wide and as colourful as standard output takes them."""
-    terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size((100, 24)).columns if terminal else 100
-    return render_table(cells, colour=terminal and "NO_COLOR" not in os.environ, width=width)
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    return render_table(cells, colour=colour, width=terminal_width())
 
 
 def _block(group: list[Place], title: str, one: Cell, colour: bool, width: int) -> str:
@@ -50,15 +52,21 @@ def _block(group: list[Place], title: str, one: Cell, colour: bool, width: int) 
     scale = scale_for(max(speeds, default=1.0))
     setting = f"{machine(one)}, {one['protocol']}, {plain(one['dtype'])}, D={one['head_dim']}{team(one)}"
     title = f"{stamp(cell for place in group for cell in place.cells)}{setting}: {title} ({scale.unit}, ms)"
-    lines = []
+    shown: list[list[str]] = [["mask", *map(title_of, order)]]
+    kinds = [["", *("" for _ in order)]]
     for place in group:
         by_name = {series_of(cell): cell for cell in place.cells}
         entries = [_entry(by_name.get(name), place.best, scale.factor) for name in order]
-        lines.append((plain(place.label, 32), entries))
-    head = [title_of(name) for name in order]
-    if importlib.util.find_spec("rich") is None:
-        return _plain_block(title, head, lines)
-    return _rich_block(title, head, lines, colour, width)
+        shown.append([plain(place.label, 32), *(text if colour else _starred(text, kind) for text, kind in entries)])
+        kinds.append(["", *(kind for _, kind in entries)])
+
+    def paint(line: int, column: int, text: str) -> str:
+        look = _STYLES.get(kinds[line][column]) if colour else None
+        return text if look is None else f"{look}{text}{_PLAIN}"
+
+    heading = "\n".join(textwrap.wrap(title, width))
+    lines = aligned(shown, width, names=0, paint=paint)
+    return "\n".join([f"{_STYLES['best']}{heading}{_PLAIN}" if colour else heading, *lines, ""])
 
 
 def _entry(cell: Cell | None, best: Cell | None, factor: float) -> tuple[str, str]:
@@ -78,39 +86,3 @@ def three_digits(value: float) -> str:
 
 def _starred(text: str, kind: str) -> str:
     return f"{text}{' *' if kind == 'best' else '  '}"
-
-
-def _plain_block(title: str, head: list[str], lines: list[tuple[str, list[tuple[str, str]]]]) -> str:
-    table = [["mask", *head]]
-    table += [[label, *(_starred(text, kind) for text, kind in entries)] for label, entries in lines]
-    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-    shown = [
-        "  ".join([line[0].ljust(widths[0]), *(t.rjust(w) for t, w in zip(line[1:], widths[1:], strict=True))])
-        for line in table
-    ]
-    return "\n".join([title, *(line.rstrip() for line in shown), ""])
-
-
-def _rich_block(title: str, head: list[str], lines: list[tuple[str, list[tuple[str, str]]]], colour: bool, width: int) -> str:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    styles = {"best": "bold", "figure": "", "word": "dim"}
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False)
-    table.add_column(Text("mask"), no_wrap=True)
-    for name in head:
-        table.add_column(Text(name), justify="right")
-    for label, entries in lines:
-        # rich strips blanks at the right edge, so the room for the star is kept with no-break spaces.
-        starred = [text if colour else _starred(text, kind).replace(" ", "\N{NO-BREAK SPACE}") for text, kind in entries]
-        shown = [Text(text, style=styles[kind]) for text, (_, kind) in zip(starred, entries, strict=True)]
-        table.add_row(Text(label), *shown)
-    buffer = io.StringIO()
-    console = Console(
-        file=buffer, width=width, force_terminal=colour, color_system="standard" if colour else None, highlight=False
-    )
-    console.print(Text(title, style="bold"))
-    console.print(table)
-    return buffer.getvalue()

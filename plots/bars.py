@@ -27,7 +27,7 @@ OURS = ("fm3", "reference")
 
 
 def data(cells: Sequence[Cell], seqlen: int, pass_: str, convention: str = "exact") -> pd.DataFrame:
-    """One line a (mask, series): figures, 95% interval, and for one series a mask the ratio over the best of the rest.
+    """One line a (mask, series): figures with their interval, and for one series a mask the ratio over the best of the rest.
 
     Args:
         cells: of one machine and protocol; other lengths and passes are left out.
@@ -157,5 +157,6 @@ def note(frame: pd.DataFrame) -> str:
     if not len(told):
         return ""
     names = sorted(set(told["series"]))
+    interval = captions.interval_name(frame["source"])
     who = style.plain(names[0], 40) if len(names) == 1 else "the fastest"
-    return f"Above each group: {who} over the best of the others, paired by round. Lines: 95% interval of the median."
+    return f"Above each group: {who} over the best of the others, paired by round. Lines: {interval}."

@@ -80,6 +80,19 @@ def series_title(title: str, source: str, mixed: bool) -> str:
     return f"{title} ({source})" if mixed else title
 
 
+def interval_name(found: Iterable[str], *, short: bool = False) -> str:
+    """What the interval of figures of these sources is: of rounds where they were measured, of a model where they were not.
+
+    ``short``: for the head of a column.
+    """
+    present = set(found)
+    if "simulated" not in present:
+        return "95% interval" if short else "95% interval of the median"
+    if present == {"simulated"}:
+        return "model's interval" if short else "the model's interval"
+    return "95% or model's interval" if short else "95% interval of the median, of simulated figures the model's interval"
+
+
 def is_simulated(cells: Iterable[Cell]) -> bool:
     """Whether nothing was measured: such a figure carries the watermark."""
     return sources(cells) == ("simulated",)

@@ -182,7 +182,7 @@ def notes(frame: pd.DataFrame) -> list[str]:
 
 def note(frame: pd.DataFrame) -> str:
     """How the figure is read, and a line a step."""
-    text = "Bars: 95% interval of the median. Commits in the order in which they were first measured."
+    text = f"Bars: {captions.interval_name(frame['source'])}. Commits in the order in which they were first measured."
     if frame["commit"].nunique() < ENOUGH:
         return f"{text} Steps are looked for from {ENOUGH} commits on."
     return "\n".join([text, *notes(frame)])

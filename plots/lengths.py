@@ -1,4 +1,4 @@
-"""Throughput against sequence length: one panel a mask, one line a competitor, 95% intervals as bands."""
+"""Throughput against sequence length: one panel a mask, one line a competitor, intervals as bands."""
 
 from __future__ import annotations
 
@@ -110,6 +110,6 @@ def draw(frame: pd.DataFrame, caption: str, *, title: str = "", simulated: bool 
 
 def note(frame: pd.DataFrame) -> str:
     """How the figure is read."""
-    text = "Bands: 95% interval of the median."
+    text = f"Bands: {captions.interval_name(frame['source'])}."
     words = sorted(set(frame["status"]) - {"ok"})
     return text + (f" Cross: no figure ({', '.join(word.replace('_', ' ') for word in words)})." if words else "")

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness import outputs
+from harness.columns import terminal_width
 from harness.compare import machine_readable, text
 from harness.compare.judge import compare
 from harness.compare.reading import RESULTS, Recording, SideError, collector_at_rest, from_folder, side
@@ -104,7 +105,7 @@ def _write(found: Comparison, options: argparse.Namespace) -> None:
     outputs.write(files)
     if options.annotations:
         print(machine_readable.github(found), end="")
-    print(text.terminal(found, options.all), end="")
+    print(text.terminal(found, options.all, terminal_width()), end="")
 
 
 def _complain(message: str, code: int) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.cases import Group
+from harness.columns import terminal_width
 from harness.compare.abba import Build, TurnError, alternate
 from harness.compare.builds import tree_of
 from harness.compare.power import MOST_ROUNDS, paired_power
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str], machine: Machine | None = None) -> int:
     except RowError as error:
         return _complain(str(error), EXIT_BAD_DATA)
     found = judge(sides[1], sides[0], settings)
-    print(terminal(found, every=True), end="")
+    print(terminal(found, every=True, width=terminal_width()), end="")
     return found.exit_code
 
 

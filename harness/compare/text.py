@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
+from harness.columns import WIDTH, aligned
 from harness.compare.lines import COLUMNS, SHOWN, by_setting, columns
 from harness.compare.verdict import MEANING, Comparison, Kind, Verdict
 
 _MOST = 40
 """Cases of one machine that are listed; what is read is short."""
+_INDENT = "  "
+_LEFT = tuple(COLUMNS.index(name) for name in ("verdict", "case", "why"))
 
 
-def terminal(comparison: Comparison, every: bool = False) -> str:
-    """The verdicts as aligned columns, worst first. ``every``: also the cases where nothing happened."""
+def terminal(comparison: Comparison, every: bool = False, width: int = WIDTH) -> str:
+    """The verdicts as aligned columns, worst first.
+
+    Args:
+        comparison: what was found.
+        every: also the cases where nothing happened.
+        width: columns of the terminal.
+    """
     parts = [_title(comparison)]
     for setting, members in by_setting(comparison.verdicts).items():
         listed = members if every else [verdict for verdict in members if verdict.kind in SHOWN][:_MOST]
-        parts.append("\n".join([setting, *_aligned(listed), _rest(members, listed)]).rstrip())
+        parts.append("\n".join([setting, *_aligned(listed, width), _rest(members, listed)]).rstrip())
     explained = [kind for kind in Kind if comparison.counts[kind]]
     parts.append("\n".join(f"{kind}: {MEANING[kind]}" for kind in explained))
     parts.append("\n".join(f"note: {note}" for note in comparison.notes))
@@ -33,19 +43,16 @@ def _title(comparison: Comparison) -> str:
     return f"{comparison.candidate} against {comparison.baseline}: {comparison.headline}"
 
 
-def _aligned(verdicts: Sequence[Verdict]) -> list[str]:
+def _aligned(verdicts: Sequence[Verdict], width: int) -> list[str]:
+    """A line a case; where that is too wide, what is said of a case stands below its figures."""
     if not verdicts:
         return []
-    table = [COLUMNS, *map(columns, verdicts)]
-    last = len(COLUMNS) - 1
-    widths = [max(len(line[i]) for line in table) for i in range(last)]
-    left = (0, 1)
-    return [
-        "  " + "  ".join(
-            [line[i].ljust(widths[i]) if i in left else line[i].rjust(widths[i]) for i in range(last)] + [line[last]]
-        ).rstrip()
-        for line in table
-    ]  # fmt: skip
+    table, room = [COLUMNS, *map(columns, verdicts)], width - len(_INDENT)
+    lines = aligned(table, sys.maxsize, left=_LEFT)
+    if max(map(len, lines)) > room:
+        figures, reasons = [line[:-1] for line in table], ["", *(line[-1] for line in table[1:])]
+        lines = aligned(figures, room, keys=2, names=1, left=_LEFT, below=reasons)
+    return [f"{_INDENT}{line}".rstrip() for line in lines]
 
 
 def _rest(members: Sequence[Verdict], listed: Sequence[Verdict]) -> str:

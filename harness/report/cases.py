@@ -10,6 +10,7 @@ from harness.report.commands import case_command
 from harness.report.html import Markup, element, esc, fold, join, table
 from harness.report.ratings import kernel_name, pass_name
 from harness.terminal import three_digits
+from plots import captions
 from plots.cells import Cell, series_of
 from plots.style import TIMES, length_label, look, scale_for
 
@@ -29,7 +30,9 @@ def _case_table(group: Sequence[Place]) -> Markup:
     good = [cell for place in group for cell in place.ranking]
     scale = scale_for(max((cell.tflops() for cell in good), default=1.0))
     reach = _reach(good)
-    head = ["mask", "density", "kernel", "ms", "95% interval", f"samples, ±{reach:.0%}", scale.unit, "by tiles", "quartiles"]
+    found = captions.sources(cell for place in group for cell in place.cells)
+    interval_head = captions.interval_name(found, short=True)
+    head = ["mask", "density", "kernel", "ms", interval_head, f"samples, ±{reach:.0%}", scale.unit, "by tiles", "quartiles"]
     head += [f"rounds {TIMES} samples", "set-up ms", "call us", "again"]
     lines = []
     for place in group:
@@ -61,7 +64,7 @@ def _case_table(group: Sequence[Place]) -> Markup:
             )
     note = (
         f"Throughput by exact density; 'by tiles' counts every touched tile of 128 {TIMES} 128 as full. Bold: the fastest of a "
-        f"mask. Strip: every sample, {reach:.0%} either side of the median; the bar below is the 95% interval of the median."
+        f"mask. Strip: every sample, {reach:.0%} either side of the median; the bar below is {captions.interval_name(found)}."
     )
     return join([table(head, lines, numbers=(1, 3, 4, 6, 7, 8, 9, 10, 11)), element("p", note, class_="note")])
 

@@ -61,8 +61,8 @@ def short(cells: Sequence[Cell], found: Sequence[Place], duels: Sequence[Duel]) 
         lines.append(f"Without figures: {words}.")
     note = (
         "A place is one mask, length and pass. Sure: the 95% interval of the ratio to the second, bootstrapped over rounds "
-        f"and paired by round, leaves out 1, over at least {ROUNDS_TO_BE_SURE} rounds; two kernels that did not run together "
-        "are never sure. Averages of ratios are geometric."
+        f"and paired by round, leaves out 1, over at least {ROUNDS_TO_BE_SURE} rounds; two kernels that did not run together, "
+        "and predictions, are never sure. Averages of ratios are geometric."
     )
     return join([element("ul", *(element("li", line) for line in lines), class_="big"), element("p", note, class_="note")])
 
@@ -84,7 +84,7 @@ def _lead(place: Place) -> Ratio:
 
 _TABLE_NOTE = (
     "How many times as fast as the second, 95% interval in brackets. Tie: it holds 1. Not in one run: the medians of two runs, "
-    "without an interval."
+    "without an interval. By the model: simulated, and a ratio of two predictions has no interval."
 )
 
 
@@ -121,7 +121,8 @@ def _winner(place: Place | None) -> Markup:
         return join([kernel_name(best), element("small", "alone")], " ")
     second, ratio = lead
     words = f"{times(ratio.value)} over {title_of(series_of(second))}"
-    lines = [kernel_name(best), element("small", words), element("small", _certainty(ratio))]
+    sure = "by the model" if best["source"] == "simulated" else _certainty(ratio)
+    lines = [kernel_name(best), element("small", words), element("small", sure)]
     return join(lines, Markup("<br>"))
 
 

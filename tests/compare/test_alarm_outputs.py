@@ -62,6 +62,21 @@ def test_outputs_are_what_is_stored(name: str) -> None:
     assert OUTPUTS[name](everything()) == (GOLDEN / name).read_text()
 
 
+@pytest.mark.parametrize("width", [80, 100, 300])
+def test_tables_on_a_terminal_fit_it(width: int) -> None:
+    """Classes, figures and reasons are all there, whole, at any width."""
+    found = everything()
+    lines = text.terminal(found, every=True, width=width).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("  verdict"))
+    table = lines[first : lines.index("", first)]
+    assert max(map(len, table)) <= width
+    words = " ".join(" ".join(table).split())
+    for verdict in found.verdicts:
+        if verdict.setting == found.verdicts[0].setting:
+            assert verdict.word in words and " ".join(verdict.reason.split()) in words
+            assert verdict.numbers is None or verdict.numbers.change in words
+
+
 def test_the_stored_comparison_has_every_class() -> None:
     found = everything()
     assert set(found.counts) == set(Kind)

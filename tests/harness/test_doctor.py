@@ -53,6 +53,7 @@ def test_plain_lines_when_not_a_terminal() -> None:
     assert "Some CPU, 3 cores" in text
     assert "4.0 GiB, 1.0 GiB available" in text
     assert "not installed (to get it: pip install something)" in text
+    assert max(map(len, text.splitlines())) <= 100
     for fact in ("Python", "torch", "triton", "C++ compiler", "nvcc"):
         assert fact in text
 

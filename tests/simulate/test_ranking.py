@@ -37,8 +37,8 @@ def test_a_users_lengths_on_a_cluster(here: Path, capsys: pytest.CaptureFixture[
     words = ["mask=document", "mask.lengths=my.parquet", "seqlen=16384", "hardware=h100_8", "cp_degree=16"]
     assert plan.main(words) == 0
     shown = capsys.readouterr().out
-    first, question, *_ = shown.splitlines()
-    assert first.startswith("SIMULATED on h100_8") and "nothing was validated" in first
+    first, *rest, question = shown.partition("\n\n")[0].splitlines()
+    assert first.startswith("SIMULATED on h100_8") and "nothing was validated" in " ".join([first, *rest])
     assert question == "document, 16384 tokens, batch 1, 32/32 heads, D=128, bfloat16: forward + backward"
     for words_ in ("bounds, whatever the placement", "CP=16: at least", "borrowed: kernels and NVLink of NVIDIA H200"):
         assert words_ in shown

@@ -164,6 +164,8 @@ def test_tables_figures_and_the_report_say_so(cells: list[Cell]) -> None:
         assert "SIMULATED" in [text.get_text() for text in one.figure().texts]
     page = build(cells, {})
     assert '<span class="chip stamp">SIMULATED</span>' in page and "MEASURED" not in page
+    assert ">model&#x27;s interval</th>" in page and "95% interval</th>" not in page
+    assert not any("95%" in one.caption for one in drawn)
     assert "not validated" in page
 
 
