@@ -231,7 +231,7 @@ def _write(ways: Sequence[Way], problem: Problem, mask: ColumnMask, config: RunC
         shape = f"{problem.dtype}, {problem.heads}/{problem.kv_heads} heads, D={problem.head_dim}"
         first = f"SIMULATED on {cluster.title}{known} · {shape} · {one.full:.3g} ms ({one.low:.3g} to {one.high:.3g})"
         caption = "\n".join([first, simulated_timeline.note(), *one.doubts])
-        title = f"{problem.mask.family}, {problem.seqlen} tokens, {pass_}: {best.name}"
+        title = f"SIMULATED · {problem.mask.family}, {problem.seqlen} tokens, {pass_}: {best.name}"
         figure = simulated_timeline.draw(frame, caption, title=title, compute_ms=one.compute)
         save(figure, frame, out / f"timeline_{pass_}")
 

@@ -20,7 +20,10 @@ PASSES = ("forward", "backward", "both")
 
 @dataclass(frozen=True)
 class Drawn:
-    """One figure. ``folder`` names its setting (machine, protocol, shape), ``name`` the figure within it."""
+    """One figure. ``folder`` names its setting (machine, protocol, shape), ``name`` the figure within it.
+
+    Where nothing of it was measured, title, caption and watermark say SIMULATED; the folder has the cluster's name.
+    """
 
     folder: str
     name: str
@@ -136,7 +139,7 @@ def _drawn(
         figure: Figure = module.draw(frame, below, title=heading, simulated=simulated)
         return figure
 
-    return Drawn(folder, name, kind, title, text, frame, paint)
+    return Drawn(folder, name, kind, f"SIMULATED · {title}" if simulated else title, text, frame, paint)
 
 
 def setting_names(keys: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:

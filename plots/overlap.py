@@ -1,7 +1,8 @@
 """Overlap timeline: what computing takes, what the exchange takes, and what of it is seen in the whole.
 
 A panel a mask, for each strategy a lane of computing with the exposed time behind it and a lane of the exchange below. Lanes
-begin together, as the calls do; where within them a kernel ran is not recorded.
+begin together, as the calls do; where within them a kernel ran is not recorded. Of simulated ranks all three are predictions:
+title, caption and watermark say so. When their steps ran is another figure (``plots.simulated_timeline``).
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from plots.cells import Cell, series_of, sort_key
 from plots.ranks import NOISE, overlap_of
 from plots.slots import slot_labels
 
-COLUMNS = ["mask", "series", "full_ms", "comp_ms", "comm_ms", "bare_ms", "exposed_ms", "overlap", "best", "noise"]
+COLUMNS = ["mask", "series", "source", "full_ms", "comp_ms", "comm_ms", "bare_ms", "exposed_ms", "overlap", "best", "noise"]
 COMPUTE, EXCHANGE, EXPOSED = "#56B4E9", "#E69F00", "#D55E00"
 PANELS = 3
 """Panels beside each other."""
 
 
 def able(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells whose three runs were taken."""
+    """The cells whose three runs were taken or predicted."""
     return [cell for cell in cells if cell.ok and overlap_of(cell) is not None]
 
 
@@ -49,6 +50,7 @@ def data(cells: Sequence[Cell]) -> pd.DataFrame:
             {
                 "mask": captions.series_title(label, cell["source"], mixed),
                 "series": series_of(cell),
+                "source": cell["source"],
                 "full_ms": three.full_ms,
                 "comp_ms": three.comp_ms,
                 "comm_ms": three.comm_ms,
@@ -102,7 +104,10 @@ def draw(frame: pd.DataFrame, caption: str, *, title: str = "", simulated: bool 
 
 def note(frame: pd.DataFrame) -> str:
     """How the figure is read."""
-    text = "Medians of the slowest rank. The figure beside a lane is the share of the exchange that is hidden."
+    found = set(frame["source"])
+    text = "Predictions for the slowest rank." if found == {"simulated"} else "Medians of the slowest rank."
+    text += " Of simulated ones predictions." if len(found) > 1 else ""
+    text += " The figure beside a lane is the share of the exchange that is hidden."
     if frame["noise"].any():
         text += f" ~ : the exchange is under {100 * NOISE:.0f}% of the whole, and its overlap is noise."
     return text + " Strategies named after other projects are re-implementations."

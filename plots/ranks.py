@@ -1,7 +1,7 @@
 """What ranks that share a sequence did: how much of the exchange was hidden, how even the work was, who received what.
 
 From the rows of one cell, all rounds pooled. A strategy is run whole, with all keys there already (``comp``) and with nothing
-computed (``comm``); each time is that of the slowest rank. Draws nothing.
+computed (``comm``); each time is that of the slowest rank. Of simulated ranks the model says all three. Draws nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class Overlap:
 
 
 def overlap_of(cell: Cell) -> Overlap | None:
-    """The three runs of a cell, or None where they were not taken."""
+    """The three runs of a cell; None where they were not taken, or where a model has no exchange to hide."""
+    told = cell["simulation"]
+    if told is not None:
+        return Overlap(told["t_full_ms"], told["t_comp_ms"], told["t_comm_ms"], None) if told["t_comm_ms"] else None
     pooled = {name: [x for row in cell.rows for x in row[f"{name}_samples_ms"] or ()] for name in ("comp", "comm", "bare")}
     if not pooled["comp"] or not pooled["comm"]:
         return None

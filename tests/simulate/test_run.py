@@ -16,7 +16,7 @@ from harness.simulate.cluster import find_cluster
 from harness.simulate.run import simulate_group
 from harness.summary import summary_line
 from harness.terminal import render_table
-from plots import captions, catalogue
+from plots import captions, catalogue, overlap
 from plots.cells import Cell, cells_of
 from plots.slots import same_problem
 
@@ -161,12 +161,38 @@ def test_tables_figures_and_the_report_say_so(cells: list[Cell]) -> None:
     for one in drawn:
         assert one.caption.startswith("SIMULATED")
         assert "not validated" in one.caption and "a model, nothing was timed" in one.caption
+        assert one.title.startswith("SIMULATED · ")
         assert "SIMULATED" in [text.get_text() for text in one.figure().texts]
     page = build(cells, {})
     assert '<span class="chip stamp">SIMULATED</span>' in page and "MEASURED" not in page
     assert ">model&#x27;s interval</th>" in page and "95% interval</th>" not in page
     assert not any("95%" in one.caption for one in drawn)
     assert "not validated" in page
+
+
+def test_the_overlap_of_simulated_ranks_is_drawn_and_marked(cells: list[Cell]) -> None:
+    drawn = {one.name: one for one in catalogue.figures(cells) if one.kind == "overlap"}
+    assert set(drawn) == {"overlap_forward_8192", "overlap_backward_8192"}
+    told = {cell["strategy"]: cell["simulation"] for cell in cells if cell["pass"] == "forward"}
+    one = drawn["overlap_forward_8192"]
+    assert set(one.frame["source"]) == {"simulated"} and len(one.frame) == len(told) == 2
+    for line in one.frame.to_dict("records"):
+        mine = told[line["series"].split()[1]]
+        assert (line["full_ms"], line["comp_ms"], line["comm_ms"]) == (mine["t_full_ms"], mine["t_comp_ms"], mine["t_comm_ms"])
+        assert line["overlap"] == pytest.approx(mine["overlap"]) and line["exposed_ms"] == pytest.approx(mine["exposed_ms"])
+    assert one.title.startswith("SIMULATED") and one.caption.startswith("SIMULATED")
+    assert "Predictions for the slowest rank" in one.caption and "Medians" not in one.caption
+    assert one.folder.startswith("h200-8")  # a cluster's, beside no measured figure
+    hidden = [text.get_text().strip() for text in one.figure().axes[0].texts]
+    assert hidden == [
+        f"{'~' * noise}{100 * share:.0f}%" for noise, share in one.frame[["noise", "overlap"]].itertuples(index=False)
+    ]
+
+
+def test_a_plan_without_an_exchange_has_no_overlap(cells: list[Cell]) -> None:
+    told = cells[0]["simulation"] | {"t_comm_ms": 0.0, "overlap": None}
+    (alone,) = cells_of([cells[0].row | {"simulation": told}])
+    assert overlap.able([cells[0]]) == [cells[0]] and overlap.able([alone]) == []
 
 
 def test_captions_count_what_is_doubtful(cells: list[Cell]) -> None:
