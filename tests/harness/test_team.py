@@ -67,6 +67,13 @@ def test_what_a_strategy_cannot_do_is_unsupported_on_all_ranks(tmp_path: Path) -
     assert all("do not divide by 3 ranks" in row["reason"] for row in rows if row["status"] != "ok")
 
 
+def test_a_figure_above_the_peak_is_refused_with_all_its_parts(tmp_path: Path) -> None:
+    assert run([group("fm3")], RunOptions(tmp_path, peak_tflops=1e-9)) == EXIT_FAILED
+    rows = list(read_rows(tmp_path))
+    assert {row["status"] for row in rows} == {"incorrect"}
+    assert not any(row[f"{part}samples_ms"] for row in rows for part in ("", "comp_", "comm_", "bare_"))
+
+
 def test_a_rank_that_cannot_begin_is_a_crash_and_no_hang(tmp_path: Path) -> None:
     """A group that no process can carry: all ranks end, the row says so."""
     broken = replace(group("fm3", ranks=2), device="cuda")
