@@ -44,7 +44,8 @@ $(READY): pyproject.toml $(wildcard $(CONSTRAINTS))
 	$(PYTHON) -m venv $(VENV)
 ifeq ($(WHEELS),)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[$(EXTRAS)]'
+	@# setuptools warns of every editable install, as if something were wrong.
+	PYTHONWARNINGS=ignore $(PY) -m pip install --quiet $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[$(EXTRAS)]'
 else
 	@# The packages that $(PYTHON) already has stay visible: a GPU machine brings its own torch.
 	$(PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))" > "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/parent.pth"
