@@ -79,17 +79,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = _config(options.words)
         problem = _problem(config)
         cluster = find_cluster(str(config.cluster))
-        mask = make_mask(problem, "cpu")
-        ways = ranking(problem, mask, config, cluster, _degrees(options.words, config, cluster, problem.seqlen))
-        print(text(ways, problem, config.passes, cluster, options.top, terminal_width()))
+        degrees = _degrees(options.words, config, cluster, problem.seqlen)
         out = options.out or Path(config.results_dir) / "plan"
-        print(f"ranking and timeline: {out}")
+        out.mkdir(parents=True, exist_ok=True)  # before all the work
+        mask = make_mask(problem, "cpu")
+        ways = ranking(problem, mask, config, cluster, degrees)
+        print(text(ways, problem, config.passes, cluster, options.top, terminal_width()))
         _write(ways, problem, mask, config, cluster, out)
+        print(f"ranking and timeline: {out}")
     except (ConfigError, ClusterError, PlanError) as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
     except OSError as error:
-        print(f"error: cannot write: {error.strerror or error}", file=sys.stderr)
+        print(f"error: cannot write {error.filename or options.out}: {error.strerror or error}", file=sys.stderr)
         return USAGE
     return OK
 
@@ -218,7 +220,6 @@ def _line(way: Way, cluster: Cluster) -> list[str]:
 
 def _write(ways: Sequence[Way], problem: Problem, mask: ColumnMask, config: RunConfig, cluster: Cluster, out: Path) -> None:
     """The whole ranking as CSV, and the timeline of the best way, a figure a pass."""
-    out.mkdir(parents=True, exist_ok=True)
     columns = ["place", "source", "cluster", *HEAD[1:]]
     lines = [[place, "simulated", cluster.name, *_line(way, cluster)] for place, way in enumerate(ways, 1)]
     (out / "ranking.csv").write_text(to_csv(pd.DataFrame(lines, columns=columns)), encoding="utf-8")

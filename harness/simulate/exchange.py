@@ -53,7 +53,8 @@ def find_exchange(name: str, strategy: str) -> Exchange:
     if name not in WAYS:
         raise ClusterError(f"exchange={name}: there is no model of it; {allowed_names(name, WAYS)}")
     if is_ring(strategy) and WAYS[name] != SM:
-        raise ClusterError(f"exchange={name}: a ring passes its shards on by nccl")
+        others = ", ".join(strategies_of(name))
+        raise ClusterError(f"exchange={name}: strategy={strategy} passes its shards on by nccl; with {name} allowed: {others}")
     return Exchange(WAYS[name], PARTS if way.stages else WHOLE)
 
 
