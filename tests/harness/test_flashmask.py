@@ -34,6 +34,7 @@ def test_where_it_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """On no CPU and no old GPU, which is named; on a later one if there is a compiler, else with what the compiler lacks."""
     backend = BACKENDS["flashmask"]
     assert backend.probe("cpu").reason == "needs an NVIDIA GPU"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
     monkeypatch.setattr(ampere, "runs_on", lambda device: False)

@@ -110,7 +110,7 @@ def test_hostile_rows_run_nothing_and_load_nothing(browser: Browser, tmp_path: P
     names = ("mask", "gpu", "kernel_version", "build_flags", "environment", "git_sha", "run_id", "gpu_hash")
     nasty = dict.fromkeys(names, HOSTILE)
     some = make_rounds(1.0, kernel=HOSTILE, variant=HOSTILE, overrides=[HOSTILE], **nasty)
-    some.append(make_row(kernel="flex", status="crash", reason=HOSTILE, mask_params={HOSTILE: HOSTILE}, **nasty))
+    some.append(make_row(kernel="flex", status="crash", reason=HOSTILE, mask_params={HOSTILE: 1.0}, **nasty))
     path = report(tmp_path, some)
     page = Page(browser, path)
     page.ask(OPEN_ALL)
