@@ -24,6 +24,7 @@ from harness.limits import PASS_FACTOR
 from harness.progress import Display
 from harness.provenance import environment, git_state, tree_hash
 from harness.resume import Entry, Planned, Recorded, plan
+from harness.row_limits import FIGURES
 from harness.rows import SCHEMA_VERSION, Row, RowError, read_rows
 from harness.simulate.backend import Simulated
 from harness.store import Store, StoreError, new_run_id
@@ -34,7 +35,6 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_BAD_DATA, EXIT_INTERRUPTED = 0, 1, 2, 4, 
 # Floating-point operations of a forward pass per visible pair, query head and element of the head: two products.
 _FORWARD_FLOPS = 4.0
 _GOOD = ("ok", "unsupported")
-_FIGURES = ("samples_ms", "comp_samples_ms", "comm_samples_ms", "bare_samples_ms")
 # Cores busy with other things at which a CPU's figures are no longer the machine's.
 _BUSY = 0.3
 
@@ -226,7 +226,7 @@ class _Run:
         if peak is not None and group.team is not None:
             peak *= group.team.cp_degree  # what all ranks compute together
         if peak is not None and tflops > peak:
-            row |= dict.fromkeys((*_FIGURES, "flops", "flops_tile128"))
+            row |= dict.fromkeys(FIGURES)
             row |= {"status": "incorrect", "reason": f"{tflops:.0f} TFLOP/s is above this machine's peak of {peak:g}"}
             self.display.note(f"  {kernel} {pass_}: {row['reason']}")
         return row
