@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from context_parallel.grid import joined
 from context_parallel.group import Group
 from context_parallel.plan import Plan
 from masks.localize import Range
@@ -86,17 +87,10 @@ class Slots:
     def spans(self, units: Sequence[int]) -> list[Range]:
         """Rows of the buffer that hold the tokens of these units, in their order; neighbours are one span."""
         key = tuple(units)
-        if key in self._spans:
-            return self._spans[key]
-        spans: list[Range] = []
-        for unit in units:
-            start = self._slot[unit] * self.unit
-            end = start + self._length[unit]
-            if spans and spans[-1][1] == start:
-                start = spans.pop()[0]
-            spans.append((start, end))
-        self._spans[key] = spans
-        return spans
+        if key not in self._spans:
+            starts = [self._slot[unit] * self.unit for unit in units]
+            self._spans[key] = joined([(at, at + self._length[unit]) for at, unit in zip(starts, units, strict=True)])
+        return self._spans[key]
 
     def tokens(self, units: Sequence[int]) -> int:
         """Tokens of these units."""
