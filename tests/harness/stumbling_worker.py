@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from context_parallel.runtime import ContextParallel
-from harness import measure, team, worker
+from harness import measure, team, team_timer, worker
 from harness.device import ClockSampler
 from harness.resume import Planned
 from harness.timing import Timer
@@ -44,7 +44,7 @@ def stumble(rank: int, planned: Planned, port: int, parent: int, said: Connectio
         os._exit(3)
     one_round, measure._round = measure._round, stumbling_round
     ContextParallel.attention = stumbling  # type: ignore[method-assign]
-    team.GRACE_S = 1.0
+    team_timer.GRACE_S = 1.0
     rank_alone(rank, planned, port, parent, said)
 
 

@@ -16,7 +16,7 @@ from harness.overlap import turn_about
 from harness.provenance import environment
 from harness.rows import read_rows
 from harness.runner import EXIT_FAILED, EXIT_OK, RunOptions, run
-from harness.team import TeamTimer
+from harness.team_timer import TeamTimer
 from harness.timing import Call
 
 QUICK = Timing(protocol="burst", l2="warm", rounds=2, min_samples=2, max_samples=2, target_s=0.01, heat_s=0, timeout_s=120)
