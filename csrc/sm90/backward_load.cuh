@@ -4,6 +4,7 @@
 #include "backward_args.h"
 #include "backward_shape.cuh"
 #include "backward_sums.cuh"
+#include "ptx/sync.cuh"
 
 namespace fm3 {
 
@@ -76,36 +77,45 @@ struct BackwardLoadRole {
         }
     }
 
-    // Loads the tile found last.
-    __device__ __forceinline__ void load_rows(int more_flags) {
-        const int row_tile = shared.found.row_tile, head = shared.found.head;
+    // Of a query head, what is needed for every tile.
+    __device__ __forceinline__ void begin_head(int head) const {
         int all_rows = args.mask.rows, kv_heads = args.kv_heads;
-        // Opaque: what follows from them would be kept in registers over all tiles.
-        asm volatile("" : "+r"(all_rows), "+r"(kv_heads));
+        asm volatile("" : "+r"(all_rows), "+r"(kv_heads));  // opaque: what follows from them would be kept in registers
         const int row_tiles = ceil_div(all_rows, kRowPadding) * (kRowPadding / F::kM), group = args.heads / kv_heads;
-        const int64_t rows = ((int64_t(work().item) * args.heads + head) * row_tiles + row_tile) * F::kM;
+        const int in_group = head - work().head * group;
+        if (leads()) {
+            shared.found.at = {(int64_t(work().item) * args.heads + head) * row_tiles * F::kM, head, work().item,
+                               unsigned(shared.found.slot * group + in_group) * row_tiles, in_group * shared.found.runs.tiles};
+        }
+        __syncwarp();
+    }
+
+    // Loads a tile, copies before all else; of the item's first one its keys and values as well.
+    __device__ __forceinline__ void load_rows(int row_tile, int flags, bool first) {
+        const LoadedHead x = shared.found.at;
         constexpr int kBytes = F::kM * int(sizeof(float));
         const int at = query.stage, grads = steps % F::kGradStages;
+        const int64_t rows = x.rows + row_tile * F::kM;
         ptx::wait(&shared.q_empty[at], query.parity ^ 1);
-        if (leads()) {
-            shared.row_tile[at] = row_tile;
-            if (F::kJoins && row_tile % 8 == 0) note(shared.found.front, head % group * shared.found.runs.tiles + row_tile);
-            shared.flags[at] = shared.found.flags | more_flags | (items & 1 ? kOddItem : 0);
-            shared.sums_head[steps & 3] = work().counted_head;
-            shared.sums_tile[steps & 3] = unsigned(shared.found.slot * group + head % group) * row_tiles + row_tile;
-            ptx::arrive_expecting(&shared.q_full[at], F::kRowBytes + kBytes);
-            ptx::tma_load(shared.q[at], &maps.q, &shared.q_full[at], row_tile * F::kM, head, work().item, ptx::kEvictLast);
+        if (ptx::elected()) {
+            ptx::tma_load(shared.q[at], &maps.q, &shared.q_full[at], row_tile * F::kM, x.head, x.item, ptx::kEvictLast);
             ptx::bulk_load(shared.lse2[at], args.lse2 + rows, kBytes, &shared.q_full[at]);
+            shared.row_tile[at] = row_tile;
+            shared.flags[at] = flags;
+            shared.sums_head[steps & 3] = work().counted_head;
+            shared.sums_tile[steps & 3] = x.sums + row_tile;
+            ptx::arrive_expecting(&shared.q_full[at], F::kRowBytes + kBytes);
+            if (F::kJoins && row_tile % 8 == 0) note(shared.found.front, x.front + row_tile);
         }
-        if (shared.found.first) load_values();
+        if (first) load_values();
         ptx::wait(&shared.dout_empty[grads], steps / F::kGradStages & 1 ^ 1);
-        if (leads()) {
-            ptx::arrive_expecting(&shared.dout_full[grads], F::kRowBytes + kBytes * (F::kFixed ? 2 : 1));
-            ptx::tma_load(shared.dout[grads], &maps.dout, &shared.dout_full[grads], row_tile * F::kM, head, work().item, ptx::kEvictLast);
+        if (ptx::elected()) {
+            ptx::tma_load(shared.dout[grads], &maps.dout, &shared.dout_full[grads], row_tile * F::kM, x.head, x.item, ptx::kEvictLast);
             ptx::bulk_load(shared.delta[grads], args.delta + rows, kBytes, &shared.dout_full[grads]);
             if constexpr (F::kFixed) ptx::bulk_load(shared.fixed[steps & 3], args.fixed + rows, kBytes, &shared.dout_full[grads]);
+            ptx::arrive_expecting(&shared.dout_full[grads], F::kRowBytes + kBytes * (F::kFixed ? 2 : 1));
         }
-        if (shared.found.first) load_keys();
+        if (first) load_keys();
         query.advance();
         ++steps;
     }
@@ -144,46 +154,66 @@ struct BackwardLoadRole {
         return F::kJoins && visit >= (work().head + 1) * group ? visit - group : visit;
     }
 
-    // All query tiles of the item; a tile is loaded when the next one is known, or that there is none.
+    // The first tile from `row_tile` on that the item meets, in this visit or, from their first tile on, in later ones; `visit`
+    // is `end` if there is none.
+    __device__ __forceinline__ void look(int& visit, int& row_tile, int end, int group) {
+#pragma unroll 1
+        for (;; ++row_tile) {
+            row_tile = shared.found.runs.live_from(row_tile);
+            if (row_tile < end_of(visit, group)) {
+                if (kept(head_of(visit, group), row_tile)) return;
+            } else {
+                if (++visit == end) return;
+                find_runs(head_of(visit, group));
+                row_tile = -1;
+            }
+        }
+    }
+
+    // The end of a visit's tiles.
+    __device__ __forceinline__ int end_of(int visit, int group) const {
+        const bool back = F::kJoins && visit - shared.found.start_head == (work().head + 1) * group;
+        return back ? shared.found.start : shared.found.runs.tiles;
+    }
+
+    // All query tiles of the item. Runs of tiles that are alike need no looking but at their end: the last one is loaded when it
+    // is known what comes next, or that nothing does.
     __device__ __forceinline__ void load_item() {
         const int group = args.heads / args.kv_heads;
         int visit = work().head * group, end = visit + group, row_tile = 0;
-        bool fresh = true, any = false;  // no tile of this head yet; one of any head
         find_runs(visit);
         if constexpr (F::kJoins) {
             find_start();
             visit += shared.found.start_head, row_tile = shared.found.start;
             end = visit + group + (row_tile > 0 ? 1 : 0);
         }
+        look(visit, row_tile, end, group);
+        const bool any = visit < end;
+        bool first = true, fresh = true;  // of the item; of a head
 #pragma unroll 1
-        for (;;) {
-            for (;; ++row_tile) {
-                row_tile = shared.found.runs.live_from(row_tile);
-                const bool back = F::kJoins && visit - shared.found.start_head == (work().head + 1) * group;
-                if (row_tile < (back ? shared.found.start : shared.found.runs.tiles)) {
-                    if (kept(head_of(visit, group), row_tile)) break;
-                } else if (++visit < end) {
-                    find_runs(head_of(visit, group));
-                    row_tile = -1, fresh = true;
-                } else {
-                    fresh = true;
-                    break;
+        while (visit < end) {
+            int until = row_tile + 1;
+            if (args.mask.block_mask == nullptr) until = min(shared.found.runs.alike_until(row_tile), end_of(visit, group));
+            if (fresh) {
+                begin_head(head_of(visit, group));
+                ask_hidden(head_of(visit, group));
+            }
+            const int hidden = shared.found.heads - 1;
+            int flags = (shared.found.runs.is_partial(row_tile) ? kCut : 0) | (hidden & 1 ? kHiddenStage : 0) |
+                        (hidden & 2 ? kHiddenParity : 0) | (items & 1 ? kOddItem : 0);
+#pragma unroll 1
+            for (bool more = true; more; first = false) {
+                const int tile = row_tile++;
+                int now = flags | (fresh ? kNewHead : 0);
+                fresh = false;
+                if (row_tile == until) {
+                    const int before = visit;
+                    look(visit, row_tile, end, group);
+                    fresh = visit != before, more = false;
+                    now |= (visit == end ? kEndsItem : 0) | (fresh ? kEndsHead : 0);
                 }
+                load_rows(tile, now, first);
             }
-            if (any) load_rows((visit == end ? kEndsItem : 0) | (fresh ? kEndsHead : 0));
-            if (visit == end) break;
-            if (fresh) ask_hidden(head_of(visit, group));
-            if (leads()) {
-                shared.found.head = head_of(visit, group);
-                shared.found.row_tile = row_tile;
-                shared.found.first = !any;
-                const int hidden = shared.found.heads - 1;
-                shared.found.flags = (shared.found.runs.is_partial(row_tile) ? kCut : 0) | (fresh ? kNewHead : 0) |
-                                     (hidden & 1 ? kHiddenStage : 0) | (hidden & 2 ? kHiddenParity : 0);
-            }
-            __syncwarp();
-            fresh = false, any = true;
-            ++row_tile;
         }
         if (!any) {
             if (leads()) count_added<F>(args, work().counted_head, F::kAdders);

@@ -55,6 +55,14 @@ struct BackwardMaps {
     CUtensorMap q, k, v, dout, dk, dv;
 };
 
+// Of the query head whose tiles are loaded, what is needed for each.
+struct __align__(16) LoadedHead {
+    int64_t rows;  // where its numbers begin
+    int head, item;
+    unsigned sums;  // where its sums begin, in tiles
+    int front;      // tiles of its group before it
+};
+
 // What is loaded and said of work items and query tiles: kN keys, kM queries.
 template <int kD, int kM, int kN, int kQueryStages, int kGradStages, int kPieceStages, typename T>
 struct __align__(1024) BackwardStages {
@@ -74,14 +82,13 @@ struct __align__(1024) BackwardStages {
     BackwardWork asked[2];  // for what is hidden; head < 0 is the end
     Converted<kPieceStages> converted[2];
     struct {
-        BackwardWork work;          // the item that is loaded
-        RowRuns<kM> runs;           // of the head whose tiles are looked for
-        int head, row_tile, flags;  // the tile found last
-        bool first;                 // of the item
-        int heads;                  // asked for what is hidden from them, so far
-        int slot;                   // of the item's sums
-        int start_head, start;      // the tile that the item begins with, in a head counted in its group: see find_start
-        int* front;                 // where it is said how far the item is
+        BackwardWork work;  // the item that is loaded
+        RowRuns<kM> runs;   // of the head whose tiles are looked for
+        LoadedHead at;
+        int heads;          // asked for what is hidden from them, so far
+        int slot;           // of the item's sums
+        int start_head, start;  // the tile that the item begins with, in a head counted in its group: see find_start
+        int* front;             // where it is said how far the item is
     } found;                        // of the loading warp alone, which has few registers
     ptx::Barrier k_full, k_empty, v_full, v_empty;
     ptx::Barrier q_full[kQueryStages], q_empty[kQueryStages], dout_full[kGradStages], dout_empty[kGradStages];

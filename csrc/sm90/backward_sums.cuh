@@ -29,7 +29,9 @@ struct Ledger {
     int* front;                // of every KV head: the query tile that one of its blocks was at not long ago
 
     __device__ __forceinline__ Ledger(const Fm3BackwardArgs& args) {
-        const int64_t heads = int64_t(args.batch) * args.kv_heads;
+        int batch = args.batch;
+        asm volatile("" : "+r"(batch));  // opaque: addresses would be kept in registers over all items
+        const int64_t heads = int64_t(batch) * args.kv_heads;
         used = reinterpret_cast<unsigned long long*>(args.ledger);
         complete = args.ledger + 2, taken = reinterpret_cast<unsigned*>(args.ledger + 3);
         added = args.ledger + 4, made = reinterpret_cast<unsigned*>(added + heads), slot = added + 2 * heads;

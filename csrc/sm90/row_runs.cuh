@@ -51,6 +51,15 @@ struct RowRuns {
         return min(tile, tiles);
     }
 
+    // The end of the run of tiles from `tile` on, a live one, that are all live, and all touched or none.
+    __device__ __forceinline__ int alike_until(int tile) const {
+        int end = tiles;
+        for (int change : {lower_from, upper_from, cut_lower_from, cut_lower_to, cut_upper_from, cut_upper_to, below}) {
+            if (change > tile) end = min(end, change);
+        }
+        return end;
+    }
+
     __device__ __forceinline__ bool is_partial(int tile) const {
         const bool cut = (tile >= cut_lower_from && tile < cut_lower_to) || (tile >= cut_upper_from && tile < cut_upper_to);
         return cut || tile < below;
