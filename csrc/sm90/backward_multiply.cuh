@@ -251,10 +251,12 @@ struct BackwardMultiplyRole {
             ptx::hold(dq);
             finish_sums(dq, steps - 1, false);
         }
-        ptx::wgmma_wait<0>();
+        ptx::wgmma_wait<1>();
         ptx::hold(x.dv);
-        ptx::hold(x.dk);
+        // The next dO but one is waited for sooner than the next queries but two: it may come while dK is under way.
         if (leads()) ptx::arrive(&shared.dout_empty[second]);
+        ptx::wgmma_wait<0>();
+        ptx::hold(x.dk);
         release_queries();
         ++steps;
     }
