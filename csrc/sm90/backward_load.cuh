@@ -4,7 +4,7 @@
 #include "backward_args.h"
 #include "backward_shape.cuh"
 #include "backward_sums.cuh"
-#include "ptx/sync.cuh"
+#include "ptx/elect.cuh"
 
 namespace fm3 {
 

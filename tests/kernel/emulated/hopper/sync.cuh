@@ -17,9 +17,4 @@ void registers_up() {}
 template <int kRegisters>
 void registers_down() {}
 
-inline bool elected() {
-    __syncwarp();
-    return device::current % 32 == 0;
-}
-
 }  // namespace fm3::ptx
