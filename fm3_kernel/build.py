@@ -1,12 +1,13 @@
 """Compiling ``csrc/`` with nvcc: one shared library an instance, cached by what it was made of, gated by what it costs.
 
-``python -m fm3_kernel.build`` builds everything and prints the resource table. No torch headers take part, so a library
-serves every torch and Python. A kernel that spills, serialises its matrix products or has its register split ignored is
-slower by half without a word at run time: the build fails instead. Loading is ``fm3_kernel.library``.
+``python -m fm3_kernel.build [NAME ...]`` builds everything, or what is named, and prints the resource table. No torch headers
+take part, so a library serves every torch and Python. A kernel that spills, serialises its matrix products or has its register
+split ignored is slower by half without a word at run time: the build fails instead. Loading is ``fm3_kernel.library``.
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import json
@@ -257,13 +258,24 @@ def check_resources(name: str, log: str, resources: list[Resources]) -> None:
         raise BuildError(f"{name}: ptxas reported no kernel; its output has another form than this gate reads")
 
 
-def main() -> int:
-    """Build everything, as many at a time as there are cores, print the table."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build as many at a time as there are cores, print the table. Exit code: 0, 1 a build failed, 2 an unknown name."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fm3_kernel.build", description="Compile the CUDA kernels and print what each costs."
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"instances to build (default: all): {', '.join(instances())}")
+    names = list(dict.fromkeys(parser.parse_args(arguments).names)) or instances()
+    try:
+        for name in names:
+            source_of(name)
+    except BuildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     try:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            finished = list(pool.map(build, instances()))
-        for name, built in zip(instances(), finished, strict=True):
-            print(f"{name}: {built.library.name}")
+            finished = list(pool.map(build, names))
+        for built in finished:
+            print(f"{built.name}: {built.library.name}")
             for r in built.resources:
                 print(f"  {r.registers:4d} registers {r.shared:6d} B shared {r.spill_stores:4d} B spilled  {r.kernel[:80]}")
     except BuildError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fm3_kernel import build as building
-from fm3_kernel.build import BuildError, Resources, build, check_resources, find_nvcc, instances, read_resources
+from fm3_kernel.build import BuildError, Built, Resources, build, check_resources, find_nvcc, instances, read_resources
 
 LOG = """\
 ptxas info    : Compiling entry function '_Zone' for 'sm_90a'
@@ -78,6 +78,27 @@ def test_cuda_home_comes_before_path(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_an_unknown_instance_is_named() -> None:
     with pytest.raises(BuildError, match=r"'forward_d12'; allowed: .*gemm_check.*did you mean 'forward_d128'"):
         build("forward_d12")
+
+
+def test_the_command_builds_what_is_named_and_nothing_when_a_name_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def built(name: str) -> Built:
+        asked.append(name)
+        return Built(name, Path(f"{name}.so"), (Resources("_Zone", 168, 1024, 0, 0, 0),))
+
+    monkeypatch.setattr(building, "build", built)
+    assert building.main(["prepare", "forwad_d128"]) == 2
+    told = capsys.readouterr()
+    assert not asked and told.out == ""
+    assert "'forwad_d128'; allowed: " in told.err and "did you mean 'forward_d128'" in told.err
+    assert building.main(["prepare", "forward_d64", "prepare"]) == 0
+    assert asked == ["prepare", "forward_d64"] and capsys.readouterr().out.startswith("prepare: prepare.so\n")
+    asked.clear()
+    assert building.main([]) == 0
+    assert sorted(asked) == instances()
 
 
 @needs_nvcc
