@@ -6,12 +6,14 @@ A copy of the tree without ``.git`` takes its commit from ``build/provenance.jso
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +36,22 @@ _VARIABLES = (
     "TORCH_SYMM_MEM_DISABLE_MULTICAST",
     "TORCHINDUCTOR_MAX_AUTOTUNE",
 )
+
+
+class CheckoutError(ValueError):
+    """A command that works on a checkout of the project was run where there is none, or a part of it is missing."""
+
+
+def of_checkout(name: str) -> Path:
+    """A file or folder of the checkout, by its relative path; an installed copy has the code and not the pages and the rows.
+
+    Raises:
+        CheckoutError: it is not there.
+    """
+    path = ROOT / name
+    if not path.exists():
+        raise CheckoutError(f"no {name} in {ROOT}: run this in a checkout of the project, which has it")
+    return path
 
 
 def hash_files(paths: Iterable[Path], salt: str = "") -> str:
@@ -134,13 +152,32 @@ def environment(device: str) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Write the commit and the code's hash to a file that travels with a copy without ``.git``."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the commit and the code's hash to a file that travels with a copy without ``.git``.
+
+    Exit code: 0, or 2 where no commit is known or the file cannot be written.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.provenance",
+        description="Write build/provenance.json, for a copy of this checkout without .git.",
+    )
+    parser.parse_args(arguments)
     sha, dirty = git_state()
-    _COPIED.parent.mkdir(exist_ok=True)
-    _COPIED.write_text(json.dumps({"git_sha": sha, "git_dirty": dirty, "tree_hash": tree_hash()}) + "\n")
+    if sha is None:
+        return _complain(f"no commit is known of {ROOT}: run this in a git checkout, before the copy is made")
+    try:
+        _COPIED.parent.mkdir(exist_ok=True)
+        _COPIED.write_text(json.dumps({"git_sha": sha, "git_dirty": dirty, "tree_hash": tree_hash()}) + "\n")
+    except OSError as error:
+        return _complain(f"cannot write {_COPIED}: {error.strerror or error}")
     print(f"{_COPIED.relative_to(ROOT)}: {sha} dirty={dirty} tree={tree_hash()}")
+    return 0
+
+
+def _complain(message: str) -> int:
+    print(f"provenance: {message}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,18 +5,22 @@ The text between two markers is replaced, everything else stays. A test fails wh
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from harness import outputs
 from harness.claims.judge import judge
 from harness.claims.text import for_readme
-from harness.marked import with_part
-from harness.provenance import ROOT
+from harness.marked import MarkerError, with_part
+from harness.provenance import CheckoutError, of_checkout
+from harness.rows import RowError
 from plots import captions
 from plots.cells import Cell, cells_of, load_rows
-from plots.published import read_published
+from plots.published import PublishedError, read_published
 from plots.style import length_label, rank, title_of
+
+OK, USAGE, BAD_DATA = 0, 2, 4
 
 RESULTS, CLAIMS = "results", "claims"
 """Names of the two parts, as in ``<!-- results: begin -->`` and ``<!-- results: end -->``."""
@@ -56,16 +60,38 @@ def updated(text: str, cells: Sequence[Cell]) -> str:
     """The README's text with both parts as the cells have them.
 
     Raises:
-        ValueError: a marker is missing.
+        MarkerError: a marker is missing.
     """
     return with_part(with_part(text, RESULTS, table(cells)), CLAIMS, for_readme(judge(cells, read_published())))
 
 
-def main() -> int:
-    """Rewrite README.md in place."""
-    path: Path = ROOT / "README.md"
-    path.write_text(updated(path.read_text(), cells_of(load_rows(ROOT / "results"))))
-    return 0
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Rewrite README.md in place.
+
+    Exit code: 0, 2 no checkout, no rows, a missing marker or a page that cannot be written, 4 rows or figures in another form.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.readme", description="Rewrite the tables of README.md from the committed rows."
+    )
+    parser.parse_args(arguments)
+    try:
+        path, results = of_checkout("README.md"), of_checkout("results")
+        cells = cells_of(load_rows(results))
+        if not cells:
+            return _complain(f"no rows below {results}", USAGE)
+        outputs.write({path: updated(path.read_text(encoding="utf-8"), cells)})
+    except (RowError, PublishedError) as error:
+        return _complain(str(error), BAD_DATA)
+    except (CheckoutError, MarkerError) as error:
+        return _complain(str(error), USAGE)
+    except OSError as error:
+        return _complain(f"cannot write {error.filename}: {error.strerror or error}", USAGE)
+    return OK
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"readme: {message}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

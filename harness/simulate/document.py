@@ -44,7 +44,7 @@ def with_tables(text: str, cluster: Cluster) -> str:
     """The page with its tables in their places.
 
     Raises:
-        ValueError: a marker is missing.
+        MarkerError: a marker is missing.
     """
     for name, table in zip(TABLES, (kernels(cluster), links(cluster)), strict=True):
         text = with_part(text, name, table)

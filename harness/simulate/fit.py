@@ -21,17 +21,23 @@ from typing import Any
 import numpy as np
 import yaml
 
+from harness import outputs
 from harness.inputs import make_mask
-from harness.provenance import ROOT
+from harness.marked import MarkerError
+from harness.provenance import ROOT, CheckoutError, of_checkout
+from harness.rows import RowError
 from harness.simulate.cluster import find_cluster
 from harness.simulate.document import with_tables
 from harness.simulate.fit_links import links
 from harness.simulate.least_squares import least_squares, short
 from harness.simulate.rates import FOLDER
+from harness.simulate.reading import ClusterError
 from harness.simulate.recorded import problem_of
 from masks.column_mask import BLOCK, tile_count
 from masks.tiles import tile_counts
 from plots.cells import Cell, cells_of, load_rows
+
+OK, USAGE, BAD_DATA = 0, 2, 4
 
 KERNEL, LENDER = "fm3", "flex"
 FEATURES = ("full", "partial", "outer", "launch")
@@ -139,22 +145,38 @@ def _slug(gpu: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0, or 2 where no GPU has both rows and link readings."""
+    """Exit code: 0, 2 no checkout, no GPU with both rows and link readings or nowhere to write, 4 rows in another form."""
     parser = argparse.ArgumentParser(prog="python -m harness.simulate.fit", description="Fit the simulator's rates to rows.")
     parser.add_argument("results_dir", type=Path, nargs="?", default=ROOT / "results", help="committed results")
     options = parser.parse_args(arguments)
-    cells = cells_of(load_rows(options.results_dir))
-    gpus = sorted({cell["gpu"] for cell in cells if (options.results_dir / _slug(cell["gpu"]) / "links.csv").exists()})
+    try:
+        return _fit(options.results_dir)
+    except RowError as error:
+        return _complain(str(error), BAD_DATA)
+    except (CheckoutError, ClusterError, MarkerError, FileNotFoundError) as error:
+        return _complain(str(error), USAGE)
+    except OSError as error:
+        return _complain(f"cannot write {error.filename}: {error.strerror or error}", USAGE)
+
+
+def _fit(results: Path) -> int:
+    page = of_checkout("docs/simulator.md")  # before the rates are written, which it shows
+    text = page.read_text(encoding="utf-8")
+    cells = cells_of(load_rows(results))
+    gpus = sorted({cell["gpu"] for cell in cells if (results / _slug(cell["gpu"]) / "links.csv").exists()})
     if not gpus:
-        print(f"fit: no GPU below {options.results_dir} has rows and links.csv", file=sys.stderr)
-        return 2
+        return _complain(f"no GPU below {results} has rows and links.csv", USAGE)
     for gpu in gpus:
         path = FOLDER / "rates" / f"{_slug(gpu)}.yaml"
-        path.write_text(rates_text(options.results_dir, gpu, cells), encoding="utf-8")
+        outputs.write({path: rates_text(results, gpu, cells)})
         print(f"{path.relative_to(ROOT)}: written")
-    page = ROOT / "docs" / "simulator.md"
-    page.write_text(with_tables(page.read_text(encoding="utf-8"), find_cluster("h200_8")), encoding="utf-8")
-    return 0
+    outputs.write({page: with_tables(text, find_cluster("h200_8"))})
+    return OK
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"fit: {message}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

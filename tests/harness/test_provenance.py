@@ -60,6 +60,26 @@ def test_a_copy_without_git_knows_its_commit_while_its_code_is_unchanged(
     provenance.tree_hash.cache_clear()
 
 
+def test_where_no_commit_is_known_none_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in an installed copy. With a commit, a place that cannot be written is said in one line too."""
+    copied = tmp_path / "build" / "provenance.json"
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    monkeypatch.setattr(provenance, "_COPIED", copied)
+    monkeypatch.setattr(provenance, "git_state", lambda: (None, None))
+    assert provenance.main([]) == 2
+    assert capsys.readouterr().err.startswith(f"provenance: no commit is known of {tmp_path}: ")
+    assert not copied.parent.exists()
+    monkeypatch.setattr(provenance, "git_state", lambda: ("abc", False))
+    copied.parent.write_text("a file in the folder's place")
+    assert provenance.main([]) == 2
+    assert capsys.readouterr().err.startswith(f"provenance: cannot write {copied}: ")
+    copied.parent.unlink()
+    assert provenance.main([]) == 0
+    assert json.loads(copied.read_text())["git_sha"] == "abc"
+
+
 def test_environment_holds_no_names_of_machines_or_people() -> None:
     record = provenance.environment("cpu")
     assert {"torch", "python", "os", "cpu", "cores", "variables"} <= set(record)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from row_factory import make_rounds
 
+from harness import provenance
 from harness.marked import with_part
 from harness.provenance import ROOT
-from harness.readme import CLAIMS, RESULTS, table, updated
+from harness.readme import CLAIMS, RESULTS, main, table, updated
 from plots.cells import cells_of, load_rows
 
 README = (ROOT / "README.md").read_text()
@@ -41,3 +43,28 @@ def test_make_targets_and_files_of_the_readme_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.M), target
     for path in re.findall(r"`((?:docs|results|plots)/[\w./-]+)`", README):
         assert (ROOT / path).exists(), path
+
+
+def test_where_there_is_no_page_or_no_row_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in an installed copy, which has neither; then step by step what a checkout has."""
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    page = tmp_path / "README.md"
+    for made, said in ((None, "no README.md in"), (page, "no results in"), (tmp_path / "results" / "rows", "no rows below")):
+        if made == page:
+            page.write_text(README)
+        elif made is not None:
+            made.mkdir(parents=True)
+        assert main([]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith(f"readme: {said}") and told.count("\n") == 1
+    assert page.read_text() == README
+
+
+def test_a_word_that_it_does_not_know_changes_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    (tmp_path / "README.md").write_text(README)
+    with pytest.raises(SystemExit) as left:
+        main(["results/local"])
+    assert left.value.code == 2

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from row_factory import make_rounds
 
+from harness import provenance
 from harness.provenance import ROOT
 from harness.simulate import fit
 from harness.simulate.least_squares import least_squares
@@ -141,3 +142,21 @@ def test_nothing_to_fit_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "rows").mkdir()
     assert fit.main([str(tmp_path)]) == 2
     assert "no GPU below" in capsys.readouterr().err
+
+
+def test_an_installed_copy_has_no_page_to_write_and_its_rates_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    monkeypatch.setattr(fit, "FOLDER", tmp_path)
+    assert fit.main([str(ROOT / "results")]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"fit: no docs/simulator.md in {tmp_path}: run this in a checkout of the project, which has it\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_results_folder_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fit.main([str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err == f"fit: no folder {tmp_path / 'none'}\n"
