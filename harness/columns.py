@@ -1,4 +1,5 @@
-"""Tables as aligned text that fits its place: names are wrapped, columns that do not fit stand below, no figure is ever cut.
+"""Tables as aligned text that fits its place: names are wrapped, columns that do not fit stand below, no figure and no name is
+ever cut.
 
 Every table that a command prints is made here. Plain text; knows nothing of what the columns hold.
 """
@@ -40,7 +41,8 @@ def aligned(
     """The lines of a table, none wider than ``width`` unless a single figure beside the keys is.
 
     Where the table is too wide, the column of names is wrapped; where that is not enough, the columns after the keys are
-    folded into several blocks below each other, each with the keys again.
+    folded into several blocks below each other, each with the keys again; and where not even one of them fits beside the keys,
+    its head is wrapped. Between words: a name is broken only where it does not fit beside a figure.
 
     Args:
         table: the head and the lines, all of one length.
@@ -51,17 +53,23 @@ def aligned(
         below: what stands below each of the lines, the head among them, in full; nothing where it is empty.
         paint: colours an entry, after it was aligned.
     """
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    columns = list(zip(*table, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    # With the head wrapped: no narrower than its longest word, and no figure is wrapped.
+    least = [max([_longest_word(head), *map(len, figures)]) for head, *figures in columns[keys:]]
     if names is not None:
         spare = width - _together(widths)
-        if spare < 0 and widths[names] + spare < _LEAST:  # one block is not enough: as wide as beside one figure
-            spare = width - _together([*widths[:keys], max(widths[keys:], default=0)])
+        if spare < 0 and widths[names] + spare < max(_LEAST, *map(_longest_word, columns[names])):
+            # One block is not enough: as wide as beside one figure.
+            spare = width - _together([*widths[:keys], max(least, default=0)])
         widths[names] = min(widths[names], max(_LEAST, widths[names] + spare))
+    room = width - _together([*widths[:keys], 0])
+    widths[keys:] = [min(wide, max(room, narrow)) for wide, narrow in zip(widths[keys:], least, strict=True)]
     lines: list[str] = []
     for place, block in enumerate(_blocks(widths, width, keys)):
         lines += [""] if place else []
         for number, line in enumerate(table):
-            texts = {i: textwrap.wrap(line[i], widths[i]) if i == names else [line[i]] for i in block}
+            texts = {i: _wrapped(line[i], widths[i]) if i == names or not number else [line[i]] for i in block}
             for row in range(max(map(len, texts.values()))):
                 entries = []
                 for i in block:
@@ -73,6 +81,15 @@ def aligned(
             if below and not place:
                 lines += textwrap.wrap(below[number], width, initial_indent=_INDENT, subsequent_indent=_INDENT)
     return lines
+
+
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of the text as it stands where it fits, in whole words else."""
+    return [text] if len(text) <= width else textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 def _together(widths: Sequence[int]) -> int:

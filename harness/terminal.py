@@ -16,6 +16,8 @@ from plots.style import length_label, plain, rank, scale_for, title_of
 
 _STYLES = {"best": "\x1b[1m", "word": "\x1b[2m"}
 _PLAIN = "\x1b[0m"
+_LONGEST = 200
+"""Of what a mask is called: its end is what tells two lists of documents apart."""
 
 
 def render_table(cells: Sequence[Cell], *, colour: bool = False, width: int = WIDTH) -> str:
@@ -57,7 +59,7 @@ def _block(group: list[Place], title: str, one: Cell, colour: bool, width: int) 
     for place in group:
         by_name = {series_of(cell): cell for cell in place.cells}
         entries = [_entry(by_name.get(name), place.best, scale.factor) for name in order]
-        shown.append([plain(place.label, 32), *(text if colour else _starred(text, kind) for text, kind in entries)])
+        shown.append([plain(place.label, _LONGEST), *(text if colour else _starred(text, kind) for text, kind in entries)])
         kinds.append(["", *(kind for _, kind in entries)])
 
     def paint(line: int, column: int, text: str) -> str:

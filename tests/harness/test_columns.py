@@ -31,6 +31,27 @@ def test_names_are_wrapped_before_columns_are_folded() -> None:
     assert aligned(table, 30, names=0) == ["mask                       one", "a name of many words in   1.00", "a row"]
 
 
+def test_a_word_is_broken_only_where_it_does_not_fit_beside_a_figure() -> None:
+    word = "a_name_of_thirty_letters_all_"
+    table = [["mask", "one", "two"], [word, "1.00", "2.00"]]
+    beside = len(word) + 2 + 4
+    assert aligned(table, beside, names=0) == [f"mask{'one':>31}", f"{word}  1.00", "", f"mask{'two':>31}", f"{word}  2.00"]
+    assert aligned(table, beside - 1, names=0)[1:3] == [f"{word[:-1]}  1.00", "_"]
+
+
+def test_a_head_is_wrapped_where_it_does_not_fit_beside_the_names() -> None:
+    table = [["mask", "FM3 all_gather nccl", "dense"], ["causal_document", "1.00", "2.00"]]
+    assert aligned(table, 27, names=0) == [
+        "mask                    FM3",
+        "                 all_gather",
+        "                       nccl",
+        "causal_document        1.00",
+        "",
+        "mask             dense",
+        "causal_document   2.00",
+    ]
+
+
 def test_columns_that_do_not_fit_stand_below_with_the_keys_again() -> None:
     assert aligned(TABLE, 24) == [
         "mask          one   two",
@@ -99,6 +120,23 @@ def test_tables_of_ranks_fit(width: int, colour: bool) -> None:
     for place in range(len(STRATEGIES)):
         assert len(re.findall(rf"\b{100 + place} ms", bare)) == 1  # each figure once, whole
     assert all(f"FM3 {strategy} symmetric" in bare for strategy in STRATEGIES) and "missing backend" in bare
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_names_of_ranks_and_of_their_masks_are_whole(width: int) -> None:
+    """Two lists of documents, told apart by the last letter of their names."""
+    lists = [f"documents_of_november_part_{part}.csv" for part in "ab"]
+    rows = [
+        make_row(
+            kernel="fm3", strategy=strategy, exchange="symmetric", cp_degree=16, mask="prefix_lm_document", mask_variant=name,
+            case_id=f"{strategy} {name}", mask_digest=name,
+        )
+        for strategy in ("all_gather_overlapped", "ring_skip") for name in lists
+    ]  # fmt: skip
+    text = render_table(cells_of(rows), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert all(name in text for name in lists) and "\N{HORIZONTAL ELLIPSIS}" not in text
+    assert {"all_gather_overlapped", "ring_skip"} <= set(text.split())
 
 
 def test_tables_of_one_gpu_fit_a_pipe() -> None:
