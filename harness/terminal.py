@@ -1,10 +1,14 @@
-"""Figures for the terminal: mask by kernel, throughput and milliseconds, the fastest marked. Reads cells, measures nothing."""
+"""Figures for the terminal: mask by kernel, throughput and milliseconds, the fastest marked; why some can have none.
+
+Reads cells, measures nothing.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 
 from harness.columns import WIDTH, aligned, terminal_width
@@ -41,10 +45,21 @@ def render_table(cells: Sequence[Cell], *, colour: bool = False, width: int = WI
     return "\n".join(blocks)
 
 
+def render_reasons(cells: Sequence[Cell], width: int = WIDTH) -> str:
+    """Why cells are unsupported: a line a competitor and reason, with the number of its cases; empty where none is."""
+    counts = Counter((series_of(cell), cell.reason or "no reason recorded") for cell in cells if cell.status == "unsupported")
+    order = {series_of(cell): rank(cell["kernel"]) for cell in cells}
+    lines = []
+    for (name, reason), count in sorted(counts.items(), key=lambda item: (order[item[0][0]], item[0])):
+        told = f"{title_of(name)}: unsupported in {count} case{'s' * (count > 1)}: {plain(reason, 400)}"
+        lines += textwrap.wrap(told, width, subsequent_indent="  ")
+    return "\n".join([*lines, ""]) if lines else ""
+
+
 def for_terminal(cells: Sequence[Cell]) -> str:
-    """The tables as wide and as colourful as standard output takes them."""
-    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    return render_table(cells, colour=colour, width=terminal_width())
+    """The tables and why entries are unsupported, as wide and as colourful as standard output takes them."""
+    colour, width = sys.stdout.isatty() and "NO_COLOR" not in os.environ, terminal_width()
+    return "\n".join(filter(None, [render_table(cells, colour=colour, width=width), render_reasons(cells, width)]))
 
 
 def _block(group: list[Place], title: str, one: Cell, colour: bool, width: int) -> str:

@@ -16,7 +16,7 @@ from row_factory import make_rounds, make_row, write_rows
 from harness.findings import duels, mean_ratio, places, wins
 from harness.rows import Row
 from harness.summary import COLUMNS, main, summary_csv
-from harness.terminal import render_table, three_digits
+from harness.terminal import render_reasons, render_table, three_digits
 from plots.cells import cells_of
 
 EXPECTED_COLUMNS = (
@@ -166,6 +166,34 @@ def test_table_prints_no_control_characters_or_markup_from_rows() -> None:
     assert "\x1b" not in text
     assert "\x07" not in text
     assert "[red]x[/red]" in text
+
+
+def test_why_cases_are_unsupported_is_said_once_a_competitor_and_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(kernel: str, mask: str, reason: str, **fields: object) -> Row:
+        return make_row(kernel=kernel, mask=mask, status="unsupported", reason=reason, **fields)
+
+    causal = "expresses full and causal masks only"
+    rows = [
+        refused("sdpa_flash", mask, causal, pass_=name)
+        for mask in ("document", "qk_sparse")
+        for name in ("forward", "backward")
+    ]
+    rows += [refused("sdpa_flash", "full", "no\x1b[2J D=64"), refused("fm3", "full", "needs 2 heads", strategy="ulysses")]
+    write_rows(tmp_path, [*rows, *make_rounds(1.0), make_row(kernel="dense", status="oom")])
+    assert main([str(tmp_path), "--table"]) == 0
+    printed = capsys.readouterr().out
+    assert [line for line in printed.splitlines() if "unsupported in" in line] == [
+        "FM3 ulysses: unsupported in 1 case: needs 2 heads",
+        f"SDPA FA2: unsupported in 4 cases: {causal}",
+        "SDPA FA2: unsupported in 1 case: no [2J D=64",
+    ]
+    assert "oom for a test" not in printed
+
+
+def test_where_all_is_supported_nothing_is_said() -> None:
+    assert render_reasons(cells_of(three())) == ""
 
 
 @pytest.mark.parametrize(
