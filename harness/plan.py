@@ -128,18 +128,23 @@ def _degrees(words: Sequence[str], config: RunConfig, cluster: Cluster, seqlen: 
 
 
 def ranking(problem: Problem, mask: ColumnMask, config: RunConfig, cluster: Cluster, degrees: Sequence[int]) -> list[Way]:
-    """All ways that are tried, fastest first; equal ones in the order they are tried.
+    """All ways that are tried, fastest first; equally fast ones in the order they are tried.
 
     Every strategy at every degree with the planner's chunk and slack; then, for the strategy that balances, half and double the
-    chunk, and more and less slack, one at a time.
+    chunk, and more and less slack, one at a time. Where that gives a plan that was tried already it is no other way.
     """
     exchange = "nccl" if config.exchange in (None, "auto") else config.exchange
     names = config.strategies or strategies_of(exchange)
     found = []
     for ranks in degrees:
         for name in names:
+            tried = set()
             for ask in _variants(Ask(ranks, name, exchange), problem.seqlen):
                 plan = plan_of_ask(mask, ask, cluster)
+                what = (plan.grid.chunk, plan.balance.placement.tobytes())
+                if what in tried:
+                    continue
+                tried.add(what)
                 passes = [simulate(problem, mask, ask, pass_, cluster, plan).prediction for pass_ in config.passes]
                 found.append(Way(ask, plan.grid.chunk, one_after_another(passes)))
     return sorted(found, key=lambda way: way.prediction.full)

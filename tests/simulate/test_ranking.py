@@ -65,6 +65,17 @@ def test_the_ranking_tries_what_the_planner_can_be_told() -> None:
     assert seqlen == 32768
 
 
+def test_a_slack_that_changes_nothing_is_no_other_way() -> None:
+    words = ("mask=document", "seqlen=8192", "hardware=h200_8", "cp_degree=32", "strategy=fm3", "passes=[forward]")
+    ways, _ = asked(*words)
+    config = plan._config(words)
+    mask, cluster = mask_and_facts(plan._problem(config))[0], find_cluster(str(config.cluster))
+    placements = [plan_of_ask(mask, way.ask, cluster).balance.placement.tobytes() for way in ways]
+    shown = [(way.chunk, placement) for way, placement in zip(ways, placements, strict=True)]
+    assert len(set(shown)) == len(shown) == 3
+    assert {way.ask.slack for way in ways} == {None, 10}  # with 1000 it is the planner's own again
+
+
 def test_a_named_way_is_the_only_one() -> None:
     ways, _ = asked("mask=causal", "seqlen=8192", "cp_degree=4", "strategy=ring", "passes=[forward]")
     assert [(way.ask.ranks, way.ask.strategy) for way in ways] == [(4, "ring")]
