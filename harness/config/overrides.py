@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import Glob, Override, QuotedString
 from hydra.errors import HydraException
 
 from harness.config import schema
-from harness.config.errors import ConfigError, refusal
+from harness.config.errors import ConfigError, refusal, require_once
 from harness.config.schema import GROUPS
 from masks.spelling import allowed_names
 
@@ -47,7 +47,7 @@ def jobs(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
     """The overrides of every job, in the order in which Hydra's own sweeper runs them.
 
     Raises:
-        ConfigError: as :func:`parse`, and for a sweep over something that all jobs share.
+        ConfigError: as :func:`parse`, and for a sweep over something that all jobs share or over one value twice.
     """
     items = parse(overrides, multirun)
     if not multirun:
@@ -62,7 +62,8 @@ def jobs(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
         elif key == "results_dir":
             raise ConfigError("results_dir is swept over; the jobs of one --multirun share one results folder.")
         else:
-            values = _globbed(item) if _is_glob(item) else item.sweep_string_iterator()
+            values = _globbed(item) if _is_glob(item) else list(item.sweep_string_iterator())
+            require_once(str(key), values)
             choices.append([f"{key}={value}" for value in values])
     return [list(job) for job in itertools.product(*choices)]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from harness.cases import Timing, stable_hash
-from harness.config.errors import ConfigError, refusal
+from harness.config.errors import ConfigError, refusal, require_once
 from harness.rows import PASSES, PROTOCOLS
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -181,9 +181,7 @@ def _member(name: str, value: str, allowed: tuple[str, ...]) -> None:
 def _several(name: str, values: tuple[object, ...]) -> None:
     if not values:
         raise ConfigError(f"{name} is an empty list; give at least one.")
-    twice = sorted({str(value) for value in values if values.count(value) > 1})
-    if twice:
-        raise ConfigError(f"{name} names {', '.join(twice)} more than once.")
+    require_once(name, values)
 
 
 def _integer(name: str, value: object, least: int, most: int | None = None) -> None:

@@ -106,6 +106,7 @@ def test_hydras_own_pages_are_reachable(words: list[str], here: Path) -> None:
     [
         (["mask=docment"], "did you mean 'document'"),
         (["--multirun", "mask=causal,docment"], "did you mean 'document'"),
+        (["--multirun", "--dry-run", "mask=causal,document,causal"], "mask names causal more than once"),
         (["--multirun", "mask=causal,document", "mask.variant=b"], "does not apply to mask=causal"),
         (["--cfg", "job", "mask=docment"], "did you mean 'document'"),
         (["--help", "sedlen=3"], "did you mean 'seqlen'"),
