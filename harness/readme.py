@@ -17,6 +17,7 @@ from harness.provenance import CheckoutError, of_checkout
 from harness.rows import RowError
 from plots import captions
 from plots.cells import Cell, cells_of, load_rows
+from plots.folder import no_rows
 from plots.published import PublishedError, read_published
 from plots.style import length_label, rank, title_of
 
@@ -78,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path, results = of_checkout("README.md"), of_checkout("results")
         cells = cells_of(load_rows(results))
         if not cells:
-            return _complain(f"no rows below {results}", USAGE)
+            return _complain(no_rows(results), USAGE)
         outputs.write({path: updated(path.read_text(encoding="utf-8"), cells)})
     except (RowError, PublishedError) as error:
         return _complain(str(error), BAD_DATA)

@@ -24,6 +24,7 @@ from harness.outputs import write
 from harness.rows import RowError
 from harness.terminal import for_terminal
 from plots.cells import Cell, cells_of, load_rows
+from plots.folder import add_results_dir, no_rows
 from plots.ranks import balance_of, by_rank, overlap_of
 
 OK, USAGE, BAD_DATA = 0, 2, 4
@@ -115,9 +116,7 @@ def _text(value: Any) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0 ok, 2 no folder, no rows or nowhere to write, 4 rows that are broken or do not agree."""
     parser = argparse.ArgumentParser(prog="python -m harness.summary", description="Summarise recorded rows as one CSV file.")
-    parser.add_argument(
-        "results_dir", type=Path, nargs="?", default=Path("results"), help="folder with rows (default: results)"
-    )
+    add_results_dir(parser)
     parser.add_argument("--out", type=Path, help="the CSV file (default: RESULTS_DIR/summary.csv)")
     parser.add_argument("--table", action="store_true", help="also print the figures as tables")
     options = parser.parse_args(arguments)
@@ -129,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FileNotFoundError as error:
         return _complain(str(error), USAGE)
     if not cells:
-        return _complain(f"no rows below {options.results_dir}: measure first, rows lie in a folder called rows", USAGE)
+        return _complain(no_rows(options.results_dir), USAGE)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write({out: summary_csv(cells)})

@@ -1,4 +1,4 @@
-"""``python -m plots RESULTS_DIR --out DIR``: draws every figure that the rows allow, and lists what it drew."""
+"""``python -m plots [RESULTS_DIR] [--out DIR]``: draws every figure that the rows allow, and lists what it drew."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from harness.rows import RowError
 from plots import catalogue, files
 from plots.cells import CONVENTIONS, cells_of, load_rows
+from plots.folder import add_results_dir, no_rows
 from plots.gallery import gallery
 
 USAGE, BAD_DATA = 2, 4
@@ -18,7 +19,7 @@ USAGE, BAD_DATA = 2, 4
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0 ok, 2 no folder or no rows or an unwritable one, 4 rows that are broken or do not agree."""
     parser = argparse.ArgumentParser(prog="python -m plots", description="Draw figures from recorded rows.")
-    parser.add_argument("results_dir", type=Path, help="folder with rows")
+    add_results_dir(parser)
     parser.add_argument("--out", type=Path, help="where figures go (default: RESULTS_DIR/plots)")
     parser.add_argument("--convention", choices=sorted(CONVENTIONS), default="exact", help="how operations are counted")
     options = parser.parse_args(arguments)
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = load_rows(options.results_dir)
         cells = cells_of(rows)
         if not cells:
-            return _complain(f"no rows below {options.results_dir}: measure first, rows lie in a folder called rows", USAGE)
+            return _complain(no_rows(options.results_dir), USAGE)
         count = 0
         for drawn in [gallery(), *catalogue.figures(cells, options.convention), *catalogue.histories(rows)]:
             stem = out / drawn.folder / drawn.name

@@ -17,6 +17,7 @@ from harness.claims.judge import judge
 from harness.rows import RowError
 from plots import files
 from plots.cells import cells_of, load_rows
+from plots.folder import add_results_dir, no_rows
 from plots.published import PublishedError, read_published
 
 OK, USAGE, BAD_DATA = 0, 2, 4
@@ -25,9 +26,7 @@ OK, USAGE, BAD_DATA = 0, 2, 4
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0 whatever the verdicts, 2 no folder, no rows or nowhere to write, 4 rows or figures in another form."""
     parser = argparse.ArgumentParser(prog="python -m harness.claims", description="Judge the paper's claims by recorded rows.")
-    parser.add_argument(
-        "results_dir", type=Path, nargs="?", default=Path("results"), help="folder with rows (default: results)"
-    )
+    add_results_dir(parser)
     parser.add_argument("--out", type=Path, help="folder for the claims figure (default: none is drawn)")
     options = parser.parse_args(arguments)
     try:
@@ -38,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FileNotFoundError as error:
         return _complain(str(error), USAGE)
     if not cells:
-        return _complain(f"no rows below {options.results_dir}: measure first, rows lie in a folder called rows", USAGE)
+        return _complain(no_rows(options.results_dir), USAGE)
     print(text.for_terminal(judgements, min(100, shutil.get_terminal_size((100, 24)).columns)))
     if options.out is not None:
         drawn = figure.drawn(judgements)

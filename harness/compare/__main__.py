@@ -23,8 +23,7 @@ from harness.compare.settings import DEFAULT, Settings, SettingsError, load
 from harness.compare.verdict import EXIT_BAD_DATA, EXIT_NOT_JUDGED, EXIT_USAGE, Comparison
 from harness.provenance import ROOT
 from harness.rows import RowError
-
-CANDIDATE = f"{RESULTS}/local"
+from plots.folder import add_results_dir, no_rows
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 no, 1 yes (or a case was lost), 2 wrong question, 3 no baseline or too few rounds, 4 bad rows. "
         "`python -m harness.compare rerun --help`: two builds of the kernel beside each other.",
     )
-    parser.add_argument("candidate", type=Path, nargs="?", default=Path(CANDIDATE), help=f"rows ({CANDIDATE})")
+    add_results_dir(parser, "candidate")
     parser.add_argument("--against", metavar="WHAT", help="a results folder or a git ref (the committed rows of this checkout)")
     parser.add_argument("--whole", action="store_true", help="every case of the baseline on this machine must be there")
     parser.add_argument("--settings", type=Path, default=DEFAULT, help="thresholds, acknowledgements (conf/alarms.yaml)")
@@ -89,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 def _nothing(empty: Recording, baseline: bool) -> str:
     if baseline:
         return f"no baseline: {empty.label} has no rows"
-    return f"no rows below {empty.label}: measure first (python -m harness ...); rows lie in a folder called rows"
+    return no_rows(empty.label)
 
 
 def _write(found: Comparison, options: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from harness.cases import Timing, stable_hash
 from harness.config.errors import ConfigError, refusal, require_once
 from harness.rows import PASSES, PROTOCOLS
+from plots.folder import RESULTS_DIR
 
 DTYPES = ("bfloat16", "float16", "float32")
 DEVICES = ("cuda", "cpu")
@@ -73,7 +74,7 @@ class RunConfig:
     strategies: tuple[str, ...] | None = None
     exchange: str | None = None
     source: str = "auto"
-    results_dir: str = "results/local"
+    results_dir: str = RESULTS_DIR
     dry_run: bool = False
 
     def __post_init__(self) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
+from plots.folder import RESULTS_DIR
+
 CONF = Path(__file__).resolve().parents[2] / "conf"
 """The folder of the YAML files."""
 
@@ -235,7 +237,7 @@ class Config:
     strategy: Strategy | None = None
     exchange: Exchange | None = None
     source: Source = Source.auto
-    results_dir: str = "results/local"
+    results_dir: str = RESULTS_DIR
     dry_run: bool = False
 
 

@@ -1,1 +1,1 @@
-"""The report: one self-contained HTML file made from rows (`python -m harness.report RESULTS_DIR`)."""
+"""The report: one self-contained HTML file made from rows (`python -m harness.report [RESULTS_DIR]`)."""

@@ -1,4 +1,4 @@
-"""One self-contained HTML file about a folder of rows: ``python -m harness.report RESULTS_DIR [--out FILE]``.
+"""One self-contained HTML file about a folder of rows: ``python -m harness.report [RESULTS_DIR] [--out FILE]``.
 
 What is fastest, by how much and how sure; the paper's claims; the figures, and those over commits; every case; what has
 no figures and why; where it ran and how to run it again. No script and nothing loaded from elsewhere. Rows are data of
@@ -23,6 +23,7 @@ from plots import captions, catalogue, history
 from plots.catalogue import Drawn
 from plots.cells import Cell, cells_of, load_rows
 from plots.changepoints import ENOUGH
+from plots.folder import add_results_dir, no_rows
 from plots.gallery import gallery
 from plots.published import PublishedError, read_published
 from plots.slots import settings
@@ -163,7 +164,7 @@ def write(results_dir: Path, out: Path) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0 ok, 2 no folder, no rows or nowhere to write, 4 rows that do not follow the schema."""
     parser = argparse.ArgumentParser(prog="python -m harness.report", description="Write the report of recorded rows.")
-    parser.add_argument("results_dir", type=Path, help="folder with rows")
+    add_results_dir(parser)
     parser.add_argument("--out", type=Path, help="the HTML file (default: RESULTS_DIR/report.html)")
     options = parser.parse_args(arguments)
     out = options.out or options.results_dir / "report.html"
@@ -176,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _complain(f"cannot write {out}: {error.strerror or error}", USAGE)
     if not count:
-        return _complain(f"no rows below {options.results_dir}: measure first, rows lie in a folder called rows", USAGE)
+        return _complain(no_rows(options.results_dir), USAGE)
     print(f"{out}: {count} cases")
     return OK
 
