@@ -122,7 +122,7 @@ class Oracle:
                     found["dq"].append((ds @ k) * self.scale)
             for name, pair in found.items():
                 if pair:
-                    yield self._blocks(name, item, head, index, *pair)
+                    yield self._chosen_blocks(name, item, head, index, *pair)
 
     def column_blocks(self, item: int, kv_head: int, tiles: list[int]) -> Iterator[Blocks]:
         """dk and dv of blocks of key columns, summed over the query heads of the group."""
@@ -142,7 +142,7 @@ class Oracle:
                     old = sums.get(kind)
                     sums[kind] = parts if old is None else [a + b for a, b in zip(old, parts, strict=True)]
             for name, exact, plain in zip(("dk", "dv"), sums["exact"], sums["plain"], strict=True):
-                yield self._blocks(name, item, kv_head, index, exact, plain)
+                yield self._chosen_blocks(name, item, kv_head, index, exact, plain)
 
     def _parts(self, tiles: list[int], length: int, width: int) -> Iterator[Tensor]:
         """Row numbers of blocks, as many together as the scratch allows: int64 ``[T, 128]``, -1 past the end."""
@@ -152,14 +152,15 @@ class Oracle:
             index = starts[:, None] + torch.arange(BLOCK, device=self.mask.device)
             yield index.masked_fill(index >= length, -1)
 
-    def _blocks(self, name: str, item: int, head: int, index: Tensor, exact: Tensor, plain: Tensor) -> Blocks:
+    def _chosen_blocks(self, name: str, item: int, head: int, index: Tensor, exact: Tensor, plain: Tensor) -> Blocks:
+        """The blocks of one head whose rows are ``index`` ``[T, 128]``; values ``[T * 128, D]``."""
         past = (index < 0).unsqueeze(-1)
         shape = (1, *index.shape, exact.shape[-1])
         values = [x.to(self.high).view(shape).masked_fill(past, 0) for x in (exact, plain)]
         return Blocks(name, item, (head,), index, *values)
 
-    def blocks(self, name: str, item: int, heads: tuple[int, ...], exact: Tensor, plain: Tensor) -> Blocks:
-        """Of all rows ``[heads, S, D]``."""
+    def all_blocks(self, name: str, item: int, heads: tuple[int, ...], exact: Tensor, plain: Tensor) -> Blocks:
+        """The blocks of a tensor of which all rows are known, ``[heads, S, D]``: first to last, the end padded with 0."""
         length, dim = exact.shape[1:]
         tiles = tile_count(length)
         index = torch.arange(tiles * BLOCK, device=exact.device).view(tiles, BLOCK)

@@ -51,18 +51,18 @@ def _groups(oracle: Oracle, item: int, kv_heads: Sequence[int], gradients: bool)
         rounded = (plain[0] @ plain[1].mT).mul_(oracle.scale).to(oracle.high)
         rounded = rounded.sub_(shift).exp_().masked_fill_(~seen, 0).to(oracle.dtype)
         out = weights @ exact[2]
-        yield oracle.blocks("out", item, heads, out, rounded @ plain[2])
+        yield oracle.all_blocks("out", item, heads, out, rounded @ plain[2])
         if gradients:
             delta = (exact[3] * out).sum(-1, keepdim=True)
             right = _gradients(weights, exact, delta, oracle.scale)
             close = _gradients(rounded, plain, delta.to(oracle.dtype), oracle.scale)
-            yield oracle.blocks("dq", item, heads, right[0], close[0])
+            yield oracle.all_blocks("dq", item, heads, right[0], close[0])
             # Group sums stay in high precision: how a kernel sums them is its own affair, its error not excused.
             shares = [x.to(oracle.high) for x in (right[1], close[1], right[2], close[2])]
             sums.append(shares if not sums else [before + share for before, share in zip(sums.pop(), shares, strict=True)])
     for dk, plain_dk, dv, plain_dv in sums:
-        yield oracle.blocks("dk", item, tuple(kv_heads), dk, plain_dk)
-        yield oracle.blocks("dv", item, tuple(kv_heads), dv, plain_dv)
+        yield oracle.all_blocks("dk", item, tuple(kv_heads), dk, plain_dk)
+        yield oracle.all_blocks("dv", item, tuple(kv_heads), dv, plain_dv)
 
 
 def _tensors(
