@@ -7,29 +7,20 @@ the tests on a GPU.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import re
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from random_masks import random_masks
-from test_ampere_emulated import EMULATED, EXP2, prepared
+from emulator import EXP2, build_emulator, check_gradients, draw_inputs, family_mask, random_cases, run_here
+from hypothesis import HealthCheck, settings
 from test_build import NO_NVCC
 
 from fm3_kernel import hopper, hopper_backward, reference
-from fm3_kernel.build import CSRC, find_nvcc
 from masks.column_mask import ColumnMask, pack_block_mask
-from masks.documents import documents_from_lengths
-from masks.families import FAMILIES, build_mask
+from masks.families import FAMILIES
 
 pytestmark = pytest.mark.skipif(bool(NO_NVCC), reason=f"needs the headers of a CUDA toolkit: {NO_NVCC}")
 
@@ -37,58 +28,43 @@ MATRICES = (
     r'asm volatile\("stmatrix\.sync\.aligned\.m8n8\.x4{}\.shared\.b16 .*?'
     r'ptx::shared_address\((.*?)\)\),\s*"r"\((.*?)\[0\]\).*?"memory"\);'
 )
+HEADERS = {"ptx/*.cuh": "sm90/ptx", "hopper/*.cuh": "sm90/ptx"}
 SUBSTITUTES = {
-    "softmax.cuh": [(re.escape(EXP2), "y = exp2f(x);")],
-    "hidden_bits.cuh": [(r"asm\(\"bmsk.*?;\n", "mask = x >= 32 ? ~0u : (1u << max(x, 0)) - 1;\n")],
-    "backward.cuh": [(r"extern __shared__ uint8_t memory\[\];", "")],
-    "backward_sums.cuh": [
+    "sm90/softmax.cuh": [EXP2],
+    "sm90/tensor_map.h": [
+        (r"using EncodeTiled.*?(?=// Axes)", "cudaError_t emulated_map(CUtensorMap*, const TensorView&, int, int);\n\n"),
+        (r"const EncodeTiled encode_tiled.*?cudaErrorInvalidValue;", "return emulated_map(map, x, box_rows, box_chunks);"),
+    ],
+    "sm90/hidden_bits.cuh": [(r"asm\(\"bmsk.*?;\n", "mask = x >= 32 ? ~0u : (1u << max(x, 0)) - 1;\n")],
+    "sm90/backward.cuh": [(r"extern __shared__ uint8_t memory\[\];", "")],
+    "sm90/backward_sums.cuh": [
         (r"asm volatile\(\"ld\..*?\n", "found = *at;\n"),
         (r"asm volatile\(\"st\..*?\n", "*at = number;\n"),
     ],
-    "backward_multiply.cuh": [
+    "sm90/backward_multiply.cuh": [
         (MATRICES.format(r"\.trans"), r"ptx::store_matrices(\1, \2, true);"),
         (
             r"asm volatile\(\"\{\.reg \.pred there.*?\"memory\"\);",
             "if (row + 8 * h < args.mask.columns) reinterpret_cast<uint4&>(to[8 * h * strides[1] + 8 * i]) = eight;",
         ),
     ],
-    "backward_wide.cuh": [
+    "sm90/backward_wide.cuh": [
         (MATRICES.format(""), r"ptx::store_matrices(\1, \2, false);"),
         (MATRICES.format(r"\.trans"), r"ptx::store_matrices(\1, \2, true);"),
         (r"asm volatile\(\"red\..*?\"memory\"\);", "for (int e = 0; e < 4; ++e) to[i * 128 + lane * 4 + e] += dq[4 * i + e];"),
     ],
-    "fragments.cuh": [(MATRICES.format(""), r"ptx::store_matrices(\1, \2, false);")],
-    "launch_backward.cuh": [
+    "sm90/fragments.cuh": [(MATRICES.format(""), r"ptx::store_matrices(\1, \2, false);")],
+    "sm90/launch_backward.cuh": [
         (r"cudaFuncSetAttribute\(.*?\);", "cudaSuccess;"),
         (r"kernel<<<.*?return cudaGetLastError\(\);", "return device::run(kernel, F::kThreads, args, maps);"),
         ("40 << 20", "1 << 18"),  # heads of some hundred rows are long already
     ],
 }
-"""Of every file: what is an instruction or a launch in it, and what stands in its place."""
-
-
-def build_emulator(folder: Path) -> ctypes.CDLL:
-    """csrc/ with other headers and lines in the place of those that hold instructions."""
-    shutil.copytree(CSRC, folder, dirs_exist_ok=True)
-    for header in [EMULATED / "ptx" / "copy.cuh", *EMULATED.glob("hopper/*.cuh")]:
-        shutil.copy(header, folder / "sm90" / "ptx")
-    (folder / "sm90" / "tensor_map.h").write_text('#include "ptx/tma.cuh"\n')
-    for name, substitutes in SUBSTITUTES.items():
-        text = (folder / "sm90" / name).read_text()
-        for pattern, substitute in substitutes:
-            text, count = re.subn(pattern, substitute, text, flags=re.DOTALL)
-            assert count > 0, f"{name} has no {pattern}"
-        (folder / "sm90" / name).write_text(text)
-    library = folder / "emulated.so"
-    command = [str(find_nvcc()), "-x", "c++", "-std=c++17", "-O1", "-shared", "-Xcompiler=-fPIC,-w,-U_FORTIFY_SOURCE"]
-    command += [f"-I{folder}", f"-I{EMULATED}", str(EMULATED / "hopper_kernels.cpp"), "-o", str(library)]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(library))
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return build_emulator(tmp_path_factory.mktemp("emulated"))
+    return build_emulator(tmp_path_factory.mktemp("emulated"), "hopper_kernels.cpp", HEADERS, SUBSTITUTES)
 
 
 class Device:
@@ -115,11 +91,7 @@ class Device:
 @pytest.fixture
 def device(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Device:
     found = Device(library)
-    monkeypatch.setattr(hopper_backward, "function", found.function)
-    monkeypatch.setattr(hopper_backward, "prepare", prepared)
-    monkeypatch.setattr(hopper_backward, "check_tensors", lambda q, k, v: None)
-    monkeypatch.setattr(hopper_backward, "on_device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(hopper_backward, "raw_stream", lambda index: 0)
+    run_here(monkeypatch, hopper_backward, found.function)
     monkeypatch.setattr(hopper_backward, "counters", lambda device, stream, count: (found.counters.data_ptr(), None))
     monkeypatch.setattr(hopper_backward, "sums_in_turn", lambda sums, kv_heads: min(found.slots, kv_heads))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=1))
@@ -136,24 +108,13 @@ def compare(
     deterministic: bool = False,
 ) -> None:
     """Gradients, with one of the LSE, against the reference in fp32."""
-    generator = torch.Generator().manual_seed(0)
     scale = head_dim**-0.5
-
-    def draw(length: int, count: int) -> torch.Tensor:
-        return torch.randn((mask.batch, length, count, head_dim), generator=generator).to(dtype)
-
-    q, dout = draw(mask.seqlen_q, heads), draw(mask.seqlen_q, heads)
-    k, v = draw(mask.seqlen_k, kv_heads), draw(mask.seqlen_k, kv_heads)
+    q, k, v, dout, dlse = draw_inputs(mask, heads, kv_heads, head_dim, dtype)
     exact, lse = reference.forward(q.float(), k.float(), v.float(), mask, scale)
-    dlse = torch.randn(lse.shape, generator=generator)
     tensors = hopper.MaskTensors.of(mask)
     found = hopper_backward.backward(dout, dlse, q, k, v, exact.to(dtype), lse, tensors, scale, deterministic=deterministic)
     expected = reference.backward(dout.float(), dlse, q.float(), k.float(), v.float(), exact, lse, mask, scale)
-    for name, mine, right in zip(("dq", "dk", "dv"), found, expected, strict=True):
-        assert right is not None
-        error, size = float((mine.float() - right).abs().max()), float(right.abs().max())
-        assert error <= 2e-2 * max(size, 1e-2), f"{name}: off by {error:.2e} where the largest is {size:.2e}"
-    assert bool((found[0][(lse == -torch.inf).transpose(1, 2)] == 0).all())
+    check_gradients(found, expected, lse)
     assert not bool(device.counters.any())
 
 
@@ -162,10 +123,10 @@ def test_families(family: str, device: Device) -> None:
     """Head dims, dtypes, integer sums and slots in turn."""
     number = list(FAMILIES).index(family)
     device.seed, device.slots = number, 1 + number % 2
-    documents = documents_from_lengths([100, 1, 130, 25]) if FAMILIES[family].needs_documents else None
-    mask = build_mask(family, 256, documents=documents, heads=2)
     dtype = (torch.float16, torch.bfloat16)[number % 3 > 0]
-    compare(device, mask, (128, 64, 128, 256)[number % 4], dtype, heads=4, kv_heads=2, deterministic=number % 3 > 1)
+    compare(
+        device, family_mask(family), (128, 64, 128, 256)[number % 4], dtype, heads=4, kv_heads=2, deterministic=number % 3 > 1
+    )
 
 
 @pytest.mark.parametrize("head_dim", hopper.HEAD_DIMS)
@@ -191,11 +152,7 @@ def test_items_without_rows_one_after_the_other(seed: int, device: Device) -> No
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    mask=random_masks(max_rows=300, max_columns=300, heads=(1, 2, 4), block_masks=True),
-    head_dim=st.sampled_from([64, 128]),
-    seed=st.integers(0, 1000),
-)
+@random_cases()
 def test_random_masks(mask: ColumnMask, head_dim: int, seed: int, device: Device) -> None:
     device.seed, device.slots = seed, 1 + seed % 3
     if 0 not in (mask.seqlen_q, mask.seqlen_k):

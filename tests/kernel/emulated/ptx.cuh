@@ -25,9 +25,9 @@ inline void load_matrices(uint32_t (&x)[4], uint32_t row, bool transposed) {
     for (unsigned m = 0; m < 4; ++m) {
         x[m] = 0;
         for (unsigned e = 0; e < 2; ++e) {
-            const unsigned i = transposed ? lane % 4 * 2 + e : lane / 4, j = transposed ? lane / 4 : lane % 4 * 2 + e;
+            const Place at = in_matrix(lane, e, transposed);
             uint16_t element;
-            std::memcpy(&element, device::shared + device::of_lane<uint32_t>(rows, 8 * m + i) + 2 * j, 2);
+            std::memcpy(&element, device::shared + device::of_lane<uint32_t>(rows, 8 * m + at.row) + 2 * at.column, 2);
             x[m] |= uint32_t(element) << 16 * e;
         }
     }

@@ -1,17 +1,11 @@
-// In the place of csrc/sm90/ptx/tma.cuh and csrc/sm90/tensor_map.h: a map says what it was made of, copies happen at some time.
+// In the place of csrc/sm90/ptx/tma.cuh and of the encoder in csrc/sm90/tensor_map.h: a map says what it was made of, copies happen
+// at some time.
 #pragma once
 
-#include <cuda.h>
-
+#include "../tensor_map.h"
 #include "bulk.cuh"
 
 namespace fm3 {
-
-struct TensorView {
-    const void* data;
-    int64_t batch_stride, row_stride, head_stride;
-    int batch, rows, heads, head_dim;
-};
 
 struct EmulatedMap {
     TensorView tensor;
@@ -19,7 +13,8 @@ struct EmulatedMap {
 };
 static_assert(sizeof(EmulatedMap) <= sizeof(CUtensorMap));
 
-inline cudaError_t encode(CUtensorMap* map, const TensorView& x, bool, int box_rows, int chunks) {
+// What `encode` does here.
+inline cudaError_t emulated_map(CUtensorMap* map, const TensorView& x, int box_rows, int chunks) {
     const EmulatedMap made{x, box_rows, chunks};
     std::memcpy(map, &made, sizeof(made));
     return cudaSuccess;

@@ -2,6 +2,7 @@
 // (PTX ISA, "wgmma.mma_async"). Stores of matrices, whose instruction has no header of its own, are here as well.
 #pragma once
 
+#include "elements.cuh"
 #include "tma.cuh"
 
 namespace fm3::ptx {
@@ -64,9 +65,6 @@ inline uint64_t descriptor(const void* tile, int chunk_bytes) {
 
 enum class Major : int { kK = 0, kMN = 1 };
 
-inline float number(uint16_t bits, __nv_bfloat16) { return __bfloat162float(__ushort_as_bfloat16(bits)); }
-inline float number(uint16_t bits, __half) { return __half2float(__ushort_as_half(bits)); }
-
 // Element (i, k) of an operand in the 128-byte swizzle, i along M or N.
 template <typename T>
 float element(uint64_t descriptor, Major major, int i, int k) {
@@ -122,14 +120,6 @@ struct Wgmma {
     }
 };
 
-inline uint32_t packed(float low, float high, __nv_bfloat16) {
-    return __bfloat16_as_ushort(__float2bfloat16(low)) | uint32_t(__bfloat16_as_ushort(__float2bfloat16(high))) << 16;
-}
-
-inline uint32_t packed(float low, float high, __half) {
-    return __half_as_ushort(__float2half(low)) | uint32_t(__half_as_ushort(__float2half(high))) << 16;
-}
-
 template <typename T>
 float2 unpacked(uint32_t x, T) {
     return {number(uint16_t(x), T{}), number(uint16_t(x >> 16), T{})};
@@ -141,9 +131,9 @@ inline void store_matrices(const void* row, const uint32_t (&x)[4], bool transpo
     const unsigned lane = device::current % 32;
     for (unsigned m = 0; m < 4; ++m) {
         for (unsigned e = 0; e < 2; ++e) {
-            const unsigned i = transposed ? lane % 4 * 2 + e : lane / 4, j = transposed ? lane / 4 : lane % 4 * 2 + e;
-            auto* to = const_cast<uint16_t*>(static_cast<const uint16_t*>(device::of_lane<const void*>(rows, 8 * m + i)));
-            to[j] = uint16_t(x[m] >> 16 * e);
+            const Place at = in_matrix(lane, e, transposed);
+            auto* to = const_cast<uint16_t*>(static_cast<const uint16_t*>(device::of_lane<const void*>(rows, 8 * m + at.row)));
+            to[at.column] = uint16_t(x[m] >> 16 * e);
         }
     }
 }

@@ -1,15 +1,10 @@
 // In the place of csrc/sm90/ptx/mma.cuh: what the instructions are documented to do (PTX ISA, "mma.m16n8k16").
 #pragma once
 
+#include "elements.cuh"
 #include "mbarrier.cuh"
 
 namespace fm3::ptx {
-
-inline float number(uint32_t pair, int half, __nv_bfloat16) {
-    return __bfloat162float(__ushort_as_bfloat16(static_cast<unsigned short>(pair >> 16 * half)));
-}
-
-inline float number(uint32_t pair, int half, __half) { return __half2float(__ushort_as_half(static_cast<unsigned short>(pair >> 16 * half))); }
 
 template <typename T>
 void mma(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1, T) {
@@ -25,8 +20,8 @@ void mma(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1, T) {
             const auto* of_b = static_cast<const uint32_t*>(given[lane][2]);
             const int group = lane / 4, in_group = lane % 4;
             for (int e = 0; e < 2; ++e) {
-                for (int i = 0; i < 4; ++i) left[group + i % 2 * 8][in_group * 2 + e + i / 2 * 8] = number(of_a[i], e, T{});
-                for (int i = 0; i < 2; ++i) right[in_group * 2 + e + i * 8][group] = number(of_b[i], e, T{});
+                for (int i = 0; i < 4; ++i) left[group + i % 2 * 8][in_group * 2 + e + i / 2 * 8] = number(uint16_t(of_a[i] >> 16 * e), T{});
+                for (int i = 0; i < 2; ++i) right[in_group * 2 + e + i * 8][group] = number(uint16_t(of_b[i] >> 16 * e), T{});
             }
         }
         for (int lane = 0; lane < 32; ++lane) {
