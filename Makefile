@@ -7,7 +7,7 @@ RESULTS     ?= results/local
 SWEEP       ?= reproduce
 # More options of pytest: `make test TEST_OPTIONS=--require-browser`.
 TEST_OPTIONS ?=
-# More words for python -m harness, such as WORDS=timing.rounds=40.
+# More words for python -m harness, such as WORDS=timing.rounds=48.
 WORDS       ?=
 # Of check-regressions: a git ref or a results folder (else the committed rows), more flags, an exit code that is no failure.
 AGAINST     ?=
