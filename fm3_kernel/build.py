@@ -46,6 +46,9 @@ _AMPERE_AND_LATER = "-gencode=arch=compute_80,code=[sm_80,compute_80]"
 # Beside it: there these kernels are a competitor, whose speed is not to depend on what a driver makes of the PTX.
 _AS_COMPETITOR = "-gencode=arch=compute_90,code=sm_90"
 
+INSTALL_NVCC = "pip install 'nvidia-cuda-nvcc>=13.0' 'nvidia-cuda-runtime>=13.0'"
+"""What brings a compiler where there is none: the extra ``build`` by the names of its packages, for an installed copy."""
+
 EVERYWHERE = ("backward_rows", "prepare")
 """Instances without an instruction of one generation, which the kernels of all of them need."""
 
@@ -136,7 +139,7 @@ def find_nvcc() -> Path:
             return place
     raise BuildError(
         "no nvcc found: looked at CUDA_HOME, CUDA_PATH, PATH and the pip packages. Install a CUDA toolkit (12.8 or newer) "
-        "and set CUDA_HOME, or pip install 'nvidia-cuda-nvcc>=13.0' 'nvidia-cuda-runtime>=13.0'"
+        f"and set CUDA_HOME, or {INSTALL_NVCC}"
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fm3_kernel import flashmask_attention, hopper, prepare_mask
 from fm3_kernel.attention import Implementation
-from fm3_kernel.build import BuildError, build
+from fm3_kernel.build import INSTALL_NVCC, BuildError, build
 from harness.backends.base import Attend, Availability, Backend, torch_version
 from harness.backends.package import deterministic
 from harness.cases import Problem
@@ -32,11 +32,7 @@ class OwnKernel(Backend):
         try:
             build("prepare")
         except BuildError as error:
-            return Availability(
-                False,
-                reason=str(error).splitlines()[0],
-                install="pip install 'nvidia-cuda-nvcc>=13.0' 'nvidia-cuda-runtime>=13.0'",
-            )
+            return Availability(False, reason=str(error).splitlines()[0], install=INSTALL_NVCC)
         return Availability(True, f"{target}, torch {torch_version()}")
 
     def unsupported(self, problem: Problem, mask: ColumnMask, pass_: str, device: str) -> str | None:
