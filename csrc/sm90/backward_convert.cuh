@@ -19,8 +19,9 @@ template <typename F, typename T>
 struct ConvertRole {
     using Shared = typename F::Shared;
     static constexpr int kD = F::kD, kM = F::kM;
-    static constexpr int kSum = kD / F::kWarpgroups;  // columns of a warpgroup
-    static constexpr int kGroups = kSum / 32, kTilePieces = kM * kD / kPiece;  // pieces of a warp's rows; of a query tile
+    static constexpr int kGroups = F::kSumColumns / 32, kPartPieces = 4 * kGroups;  // pieces of a warp's rows; of a warpgroup's part
+    static constexpr int kTilePieces = kM * kD / kPiece;
+    static constexpr bool kByRows = F::kSumRows < kM;  // parts of a query tile
     static constexpr unsigned kPieces = kRowPadding * kD / kPiece;             // of a share
     const Fm3BackwardArgs& args;
     Shared& shared;
@@ -76,8 +77,14 @@ struct ConvertRole {
     }
 
     // A piece's first row and column of its share.
-    static __device__ __forceinline__ int row_of(int piece) { return piece / kTilePieces * kM + piece / kGroups % 4 * 16; }
-    static __device__ __forceinline__ int column_of(int piece) { return piece % kTilePieces / (4 * kGroups) * kSum + piece % kGroups * 32; }
+    static __device__ __forceinline__ int row_of(int piece) {
+        const int first = kByRows ? piece / kPartPieces * F::kSumRows : piece / kTilePieces * kM;
+        return first + piece / kGroups % 4 * 16;
+    }
+    static __device__ __forceinline__ int column_of(int piece) {
+        const int first = kByRows ? 0 : piece % kTilePieces / kPartPieces * F::kSumColumns;
+        return first + piece % kGroups * 32;
+    }
 
     // Every lane copies what it needs itself.
     __device__ __forceinline__ void ask() {

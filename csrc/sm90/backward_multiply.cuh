@@ -21,7 +21,7 @@ template <typename F, typename T>
 struct BackwardMultiplyRole {
     using Shared = typename F::Shared;
     static constexpr int kD = F::kD, kM = F::kM, kN = F::kN;
-    static constexpr int kSum = kD / F::kWarpgroups;  // columns of dQ of one warpgroup
+    static constexpr int kSum = F::kSumColumns;  // of dQ, of one warpgroup
     const Fm3BackwardArgs& args;
     Shared& shared;
     int warpgroup;
@@ -76,10 +76,12 @@ struct BackwardMultiplyRole {
         ptx::wgmma_commit();
     }
 
-    // This warpgroup's columns of dS * K.
+    // This warpgroup's rows or columns of dS * K.
     __device__ __forceinline__ void multiply_ds(float (&dq)[kSum / 2], const T* ds) const {
-        const int column = warpgroup * kSum;
+        constexpr bool kByRows = F::kSumRows < kM;
+        const int column = kByRows ? 0 : warpgroup * kSum;
         const T* keys = shared.k + column / 64 * kN * 64 + column % 64;
+        if (kByRows) ds += warpgroup * F::kSumRows * 64;
         const uint64_t b = ptx::descriptor(keys, kN * 128);
         ptx::wgmma_fence();
 #pragma unroll
@@ -109,7 +111,8 @@ struct BackwardMultiplyRole {
     __device__ __forceinline__ void hand_over(float (&dq)[kSum / 2], int of, bool ends) {
         const int thread = threadIdx.x % 128;
         if constexpr (F::kFixed) {
-            const float* factor = shared.fixed[of & 3] + thread / 32 * 16 + thread % 32 / 4;
+            const int first = F::kSumRows < kM ? warpgroup * F::kSumRows : 0;
+            const float* factor = shared.fixed[of & 3] + first + thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
             for (int i = 0; i < kSum / 2; ++i) dq[i] = __int_as_float(__float2int_rn(dq[i] * factor[i / 2 % 2 * 8]));
         }
@@ -117,7 +120,7 @@ struct BackwardMultiplyRole {
         float4* parts = reinterpret_cast<float4*>(shared.dq[warpgroup]) + thread / 32 * (4 * kSum) + thread % 32;
 #pragma unroll
         for (int i = 0; i < kSum / 8; ++i) parts[i * 32] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
-        if (thread == 0) shared.sums[warpgroup] = {(int64_t(shared.sums_tile[of & 3]) * kD + warpgroup * kSum) * kM, shared.sums_head[of & 3], ends};
+        if (thread == 0) shared.sums[warpgroup] = {int64_t(shared.sums_tile[of & 3]) * (kM * kD) + warpgroup * (F::kSumRows * kSum), shared.sums_head[of & 3], ends};
         ptx::fence_async_proxy();
         __syncwarp();
         if (thread % 32 == 0) ptx::arrive(&shared.dq_full[warpgroup]);

@@ -107,14 +107,17 @@ template <int kHeadDim, typename T, Order kOrder>
 struct Backward {
     static constexpr int kD = kHeadDim;
     static constexpr bool kFixed = kOrder == Order::kFixed, kJoins = kOrder == Order::kJoining, kWide = false;
-    static constexpr int kM = 64;   // queries of a step
+    // Queries of a step. What a step costs beside its products does not depend on the head dim: at 64, twice as many.
+    static constexpr int kM = kHeadDim == 64 ? 128 : 64;
     static constexpr int kN = 128;  // keys of a work item
     static constexpr int kChunks = kD / 64;
-    static constexpr int kQueryStages = 3;
+    static constexpr int kQueryStages = kM == 64 ? 3 : 2;
     static constexpr int kGradStages = 2;  // dO
     static constexpr int kPieceStages = 2;  // of sums, on their way to dq
     static constexpr int kAdders = 1;       // that count an item when they have added all its parts of dQ
     static constexpr int kWarpgroups = kN / 64;
+    // Each warpgroup makes 64 rows of dQ, or of 64 rows half the head dim.
+    static constexpr int kSumRows = 64, kSumColumns = kM / 64 * kD / kWarpgroups;
     static constexpr int kKeyReleases = kWarpgroups;  // arrivals that give keys or values back
     static constexpr int kThreads = 128 * (kWarpgroups + 1);
     static constexpr int kRowBytes = kM * kD * int(sizeof(T));

@@ -26,6 +26,7 @@ struct BackwardWide {
     static constexpr int kChunks = kD / 64;
     static constexpr int kQueryStages = 2, kGradStages = kFixed ? 1 : 2, kPieceStages = 1;
     static constexpr int kWarpgroups = 2;
+    static constexpr int kSumRows = kM, kSumColumns = kD / kWarpgroups;  // of dQ, of a warpgroup
     static constexpr int kAdders = 4 * kWarpgroups;      // every warp
     static constexpr int kKeyReleases = 4 * kWarpgroups;  // every warp: gradients leave through the keys and the values
     static constexpr int kPart = 1024;                    // fixed sums that a warp hands over at a time
