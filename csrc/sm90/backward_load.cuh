@@ -199,8 +199,8 @@ struct BackwardLoadRole {
                 ask_hidden(head_of(visit, group));
             }
             const int hidden = shared.found.heads - 1;
-            int flags = (shared.found.runs.is_partial(row_tile) ? kCut : 0) | (hidden & 1 ? kHiddenStage : 0) |
-                        (hidden & 2 ? kHiddenParity : 0) | (items & 1 ? kOddItem : 0);
+            const int flags = (shared.found.runs.is_partial(row_tile) ? kCut : 0) | (hidden & 1 ? kHiddenStage : 0) |
+                              (hidden & 2 ? kHiddenParity : 0) | (items & 1 ? kOddItem : 0);
 #pragma unroll 1
             for (bool more = true; more; first = false) {
                 const int tile = row_tile++;
