@@ -37,9 +37,18 @@ class Evidence:
 
 
 def anchor_of(evidence: Evidence, cell: Cell) -> Cell | None:
-    """The anchor of a cell's shape and pass; None where it was not measured, or where ranks share a sequence."""
+    """The anchor of a cell's shape and pass; None where it was not measured, or where ranks share a sequence.
+
+    Of several (a forward pass alone is another case than one beside a backward pass), the one of the same run or card.
+    """
     found = evidence.find(Who(ANCHOR), ("full", cell["seqlen"], 1), cell["pass"]) if cell["cp_degree"] == 1 else []
-    return next((one for one in found if all(one[name] == cell[name] for name in _SHAPE)), None)
+    alike = [one for one in found if all(one[name] == cell[name] for name in _SHAPE)]
+    return max(alike, key=lambda one: _nearness(one, cell), default=None)
+
+
+def _nearness(one: Cell, other: Cell) -> tuple[bool, bool]:
+    """Whether two cells share a round, and whether a card."""
+    return bool(one.rounds.keys() & other.rounds.keys()), bool(_cards(one.rows) & _cards(other.rows))
 
 
 def over_anchor(evidence: Evidence, cell: Cell) -> float | None:
