@@ -22,12 +22,12 @@ class Fm3(OwnKernel):
 
     def sources_of(self, pass_: str) -> list[Path]:
         """What the kernels of the pass are made of and launched with. Of the way to the launch, this module included, nothing:
-        it takes no time on the device, and the forward pass does not change when the backward pass learns something."""
-        names = ["prepare", *(f"forward_d{dim}" for dim in hopper.HEAD_DIMS)]
-        python = ["fm3_kernel/hopper.py", "fm3_kernel/hopper_forward.py"]
-        if pass_ != "forward":
-            names += [name for name in instances() if name.startswith("backward")]
-            python += ["fm3_kernel/hopper_backward.py"]
+        it takes no time on the device, and neither pass changes when the other one learns something."""
+        names, python = ["prepare"], ["fm3_kernel/hopper.py"]
+        for one in ("forward", "backward"):
+            if pass_ in (one, "both"):
+                names += [name for name in instances() if name.startswith(one)]
+                python += [f"fm3_kernel/hopper_{one}.py"]
         return [path for name in names for path in sources(name)] + [ROOT / name for name in python]
 
     def source_hash(self, device: str, pass_: str) -> str:

@@ -23,7 +23,7 @@ def test_a_valid_row_is_returned_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 99}, "schema_version is 99; this reader knows 2"),
+        ({"schema_version": 99}, "schema_version is 99; this reader knows 3"),
         ({"status": "fine"}, "status is 'fine'; allowed: ok, incorrect"),
         ({"pass": "sideways"}, "pass is 'sideways'"),
         ({"samples_ms": []}, "samples_ms"),
@@ -37,7 +37,7 @@ def test_a_valid_row_is_returned_as_it_is() -> None:
         ({"samples_ms": [10**400]}, "samples_ms"),
         ({"simulation": {"interval_ms": [1.0, 2.0]}}, "simulation must be null on rows that are measured"),
         ({"source": "simulated", "simulation": {}}, "simulation lacks interval_ms, overlap, cluster"),
-        ({"schema_version": 1.0}, "schema_version is 1.0; this reader knows 2"),
+        ({"schema_version": 1.0}, "schema_version is 1.0; this reader knows 3"),
         ({"mask": "\ud800"}, "mask holds text that is not Unicode"),
         ({"seqlen": 4096.5}, "seqlen is 4096.5; allowed: a whole number, at least 1"),
         ({"seqlen": True}, "seqlen is True"),
@@ -144,16 +144,27 @@ def test_all_committed_rows_are_possible() -> None:
     assert len(read_rows(ROOT / "results")) > 1000
 
 
-def test_rows_of_the_first_version_are_read_as_golden_files_say() -> None:
+def test_rows_of_older_versions_are_read_as_golden_files_say() -> None:
     """The files are never written anew: a migration that changes what old rows mean fails here."""
     golden = Path(__file__).parent / "golden"
-    old = [json.loads(line) for line in (golden / "rows_v1.jsonl").read_text().splitlines()]
-    new = [json.loads(line) for line in (golden / "rows_v2.jsonl").read_text().splitlines()]
-    assert {row["schema_version"] for row in old} == {1} and {row["status"] for row in old} == {"ok", "unsupported"}
-    assert [check_row(row) for row in old] == new == [check_row(row) for row in new]
+    first, second, third = ([json.loads(line) for line in (golden / f"rows_v{n}.jsonl").read_text().splitlines()] for n in (1, 2, 3))
+    assert {row["schema_version"] for row in first} == {1} and {row["status"] for row in first} == {"ok", "unsupported"}
+    assert {row["schema_version"] for row in second} == {2}
+    assert [check_row(row) for row in first] == [check_row(row) for row in second] == third == [check_row(row) for row in third]
     # A row that says 1 and has fields of 2 is neither.
-    with pytest.raises(RowError, match="schema_version is 1; this reader knows 2"):
-        check_row(new[0] | {"schema_version": 1})
+    with pytest.raises(RowError, match="schema_version is 1; this reader knows 3"):
+        check_row(second[0] | {"schema_version": 1})
+
+
+def test_a_backward_pass_keeps_its_rows_when_its_hash_covers_less() -> None:
+    """One pair of hashes of the same sources; any other hash stays, and one that is no text is refused, not migrated."""
+    row = make_row() | {"schema_version": 2}
+    assert check_row(row | {"source_hash": "108976f376045c29"})["source_hash"] == "7de378c1ff57fd19"
+    assert check_row(row)["source_hash"] == row["source_hash"]
+    assert check_row(make_row(source_hash="108976f376045c29"))["source_hash"] == "108976f376045c29"
+    for wrong in (None, ["a"]):
+        with pytest.raises(RowError, match="source_hash is"):
+            check_row(row | {"source_hash": wrong})
 
 
 def test_a_missing_field_is_named() -> None:
