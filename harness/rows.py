@@ -175,7 +175,9 @@ def migrated(row: Row) -> Row:
         row, version = {**row, **dict.fromkeys(_SINCE_2)}, 2
     if type(version) is int and version == 2:
         source = row.get("source_hash")
-        row = {**row, "schema_version": 3, "source_hash": _SAME_SOURCES.get(source, source) if isinstance(source, str) else source}
+        row = {**row, "schema_version": 3}
+        if isinstance(source, str):
+            row["source_hash"] = _SAME_SOURCES.get(source, source)
     return row
 
 

@@ -125,7 +125,7 @@ def test_a_gpu_reports_clocks_power_and_temperature() -> None:
 def test_a_pass_of_fm3_keeps_its_rows_when_the_other_one_changes() -> None:
     names = {pass_: {path.name for path in BACKENDS["fm3"].sources_of(pass_)} for pass_ in ("forward", "backward", "both")}
     assert {"prepare.cu", "forward_d64.cu", "multiply_role.cuh", "hopper_forward.py"} <= names["forward"]
-    assert {"prepare.cu", "backward_d64.cu", "backward_rows.cu", "backward_multiply.cuh", "hopper_backward.py"} <= names["backward"]
+    assert {"prepare.cu", "backward_d64.cu", "backward_multiply.cuh", "hopper_backward.py"} <= names["backward"]
     assert not {"backward_d64.cu", "backward_multiply.cuh", "hopper_backward.py"} & names["forward"]
     assert not {"forward_d64.cu", "multiply_role.cuh", "hopper_forward.py"} & names["backward"]
     assert names["both"] == names["forward"] | names["backward"]

@@ -147,7 +147,8 @@ def test_all_committed_rows_are_possible() -> None:
 def test_rows_of_older_versions_are_read_as_golden_files_say() -> None:
     """The files are never written anew: a migration that changes what old rows mean fails here."""
     golden = Path(__file__).parent / "golden"
-    first, second, third = ([json.loads(line) for line in (golden / f"rows_v{n}.jsonl").read_text().splitlines()] for n in (1, 2, 3))
+    texts = [(golden / f"rows_v{number}.jsonl").read_text() for number in (1, 2, 3)]
+    first, second, third = ([json.loads(line) for line in text.splitlines()] for text in texts)
     assert {row["schema_version"] for row in first} == {1} and {row["status"] for row in first} == {"ok", "unsupported"}
     assert {row["schema_version"] for row in second} == {2}
     assert [check_row(row) for row in first] == [check_row(row) for row in second] == third == [check_row(row) for row in third]
