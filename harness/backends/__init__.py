@@ -10,6 +10,7 @@ from harness.backends.flash_attn_4 import FlashAttn4
 from harness.backends.flashmask import FlashMask
 from harness.backends.flashmask_3 import FlashMask3
 from harness.backends.flex import Flex, FlexFlash
+from harness.backends.flex_tuned import FlexTuned
 from harness.backends.fm3 import Fm3
 from harness.backends.magi import Magi
 from harness.backends.reference import Reference
@@ -27,6 +28,7 @@ BACKENDS: dict[str, Backend] = {
         SdpaFlash(),
         SdpaCudnn(),
         Flex(),
+        FlexTuned(),
         FlexFlash(),
         FlashAttn2(),
         FlashAttn3(),

@@ -34,6 +34,7 @@ class Who:
         through: (name, name of ``published`` in the same source): figures without a cuDNN of their own, compared with
             ``published`` inside that source.
         never: masks that it cannot compute, so that no figure is missing.
+        also: names in rows of the same with other options; the fastest stands for all.
     """
 
     kernel: str
@@ -41,6 +42,7 @@ class Who:
     published: str | None = None
     through: tuple[str, str] | None = None
     never: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ CLAIMS = (
         *("flashmask", f"{_ONE} FlashMask", 1.45, 2.41, "gain", _H100, _FLASHMASK),
         caveat="FlashMask is its first version, from its project's own table: 8K and 32K, a Hopper GPU that is not named",
     ),
-    Claim("flex", f"{_ONE} FlexAttention", 1.34, 1.71, "gain", _H100, Who("flex", published="flex")),
+    Claim("flex", f"{_ONE} FlexAttention", 1.34, 1.71, "gain", _H100, Who("flex", published="flex", also=("flex_tuned",))),
     Claim("magi", f"{_ONE} MagiAttention", 1.02, 1.44, "gain", _H100, _MAGI, caveat="MagiAttention is its kernel for one GPU"),
     Claim(
         *("overlap", "4 to 32 GPUs, 8K tokens on each: communication hidden behind computation", 0.31, 0.75, "share", _H100),

@@ -51,6 +51,18 @@ def only(rows: list[Row], claim: Claim = FLEX, published: list[Published] | None
     return found
 
 
+def test_the_faster_of_default_and_tuned_is_the_competitor() -> None:
+    """A pass each: tuned forward twice as fast as default, backward half as fast."""
+    rows = one_run(lambda mask, tokens: 3.0)
+    for row in [row for row in rows if row["kernel"] == "flex"]:
+        factor = 0.5 if row["pass"] == "forward" else 2.0
+        samples = [factor * sample for sample in row["samples_ms"]]
+        rows.append(row | {"kernel": "flex_tuned", "case_id": row["case_id"][::-1], "samples_ms": samples})
+    found = only(rows)
+    assert found.alone["forward"][0].ratio.value == pytest.approx(1.5)
+    assert found.alone["backward"][0].ratio.value == pytest.approx(3.0)
+
+
 # -- the claims as data ------------------------------------------------------------------------------------------------
 
 
