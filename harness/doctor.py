@@ -5,6 +5,7 @@ It measures nothing and changes nothing. Exit code 0, unless this project's own 
 
 from __future__ import annotations
 
+import argparse
 import platform
 import shutil
 import subprocess
@@ -163,8 +164,9 @@ def _show_tables(machine: Machine, rows: Iterable[Finding], stream: TextIO) -> N
     console.print(table)
 
 
-def main() -> int:
-    """The command."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; it takes no words."""
+    argparse.ArgumentParser(prog="python -m harness.doctor", description=__doc__.partition("\n")[0]).parse_args(arguments)
     machine = this_machine()
     fault = reference_fault(machine.device)
     show(machine, findings(machine.device), fault, sys.stdout)

@@ -19,6 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from harness.complaint import complain
+
 ROOT = Path(__file__).resolve().parent.parent
 CODE_TREES = ("csrc", "fm3_kernel", "masks", "harness", "context_parallel")
 _SOURCE_SUFFIXES = {".py", ".cu", ".cuh", ".h", ".cpp", ".hpp", ".csv"}
@@ -86,7 +88,7 @@ def git_state() -> tuple[str | None, bool | None]:
         sha, dirty, same = None, None, False
     try:
         head, changed = _git("rev-parse", "HEAD"), bool(_git("status", "--porcelain", "--untracked-files=no"))
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         # The commit describes this copy only while its code is still the code that was copied.
         return sha, dirty if same or sha is None else True
     return (sha, dirty) if same and changed else (head, changed)
@@ -164,19 +166,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.parse_args(arguments)
     sha, dirty = git_state()
     if sha is None:
-        return _complain(f"no commit is known of {ROOT}: run this in a git checkout, before the copy is made")
+        return complain("provenance", f"no commit is known of {ROOT}: run this in a git checkout, before the copy is made", 2)
     try:
         _COPIED.parent.mkdir(exist_ok=True)
         _COPIED.write_text(json.dumps({"git_sha": sha, "git_dirty": dirty, "tree_hash": tree_hash()}) + "\n")
     except OSError as error:
-        return _complain(f"cannot write {_COPIED}: {error.strerror or error}")
+        return complain("provenance", f"cannot write {_COPIED}: {error.strerror or error}", 2)
     print(f"{_COPIED.relative_to(ROOT)}: {sha} dirty={dirty} tree={tree_hash()}")
     return 0
-
-
-def _complain(message: str) -> int:
-    print(f"provenance: {message}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

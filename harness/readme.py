@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from harness import outputs
 from harness.claims.judge import judge
 from harness.claims.text import for_readme
+from harness.complaint import complain
 from harness.marked import MarkerError, with_part
 from harness.provenance import CheckoutError, of_checkout
 from harness.rows import RowError
@@ -81,20 +82,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path, results = of_checkout("README.md"), of_checkout("results")
         cells = cells_of(load_rows(results))
         if not cells:
-            return _complain(no_rows(results), USAGE)
+            return complain("readme", no_rows(results), USAGE)
         outputs.write({path: updated(path.read_text(encoding="utf-8"), cells)})
     except (RowError, PublishedError) as error:
-        return _complain(str(error), BAD_DATA)
+        return complain("readme", str(error), BAD_DATA)
     except (CheckoutError, MarkerError) as error:
-        return _complain(str(error), USAGE)
+        return complain("readme", str(error), USAGE)
     except OSError as error:
-        return _complain(f"cannot write {error.filename}: {error.strerror or error}", USAGE)
+        return complain("readme", f"cannot write {error.filename}: {error.strerror or error}", USAGE)
     return OK
-
-
-def _complain(message: str, code: int) -> int:
-    print(f"readme: {message}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

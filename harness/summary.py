@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.complaint import complain
 from harness.outputs import write
 from harness.rows import RowError
 from harness.terminal import for_terminal
@@ -124,25 +125,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         cells = cells_of(load_rows(options.results_dir))
     except RowError as error:
-        return _complain(str(error), BAD_DATA)
+        return complain("summary", str(error), BAD_DATA)
     except FileNotFoundError as error:
-        return _complain(str(error), USAGE)
+        return complain("summary", str(error), USAGE)
     if not cells:
-        return _complain(no_rows(options.results_dir), USAGE)
+        return complain("summary", no_rows(options.results_dir), USAGE)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write({out: summary_csv(cells)})
     except OSError as error:
-        return _complain(f"cannot write {out}: {error.strerror or error}", USAGE)
+        return complain("summary", f"cannot write {out}: {error.strerror or error}", USAGE)
     if options.table:
         print(for_terminal(cells))
     print(f"{out}: {len(cells)} lines, {sum(cell.ok for cell in cells)} with figures")
     return OK
-
-
-def _complain(message: str, code: int) -> int:
-    print(f"summary: {message}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

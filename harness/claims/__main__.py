@@ -14,6 +14,7 @@ from pathlib import Path
 
 from harness.claims import figure, text
 from harness.claims.judge import judge
+from harness.complaint import complain
 from harness.rows import RowError
 from plots import files
 from plots.cells import cells_of, load_rows
@@ -33,25 +34,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cells = cells_of(load_rows(options.results_dir))
         judgements = judge(cells, read_published())
     except (RowError, PublishedError) as error:
-        return _complain(str(error), BAD_DATA)
+        return complain("claims", str(error), BAD_DATA)
     except FileNotFoundError as error:
-        return _complain(str(error), USAGE)
+        return complain("claims", str(error), USAGE)
     if not cells:
-        return _complain(no_rows(options.results_dir), USAGE)
+        return complain("claims", no_rows(options.results_dir), USAGE)
     print(text.for_terminal(judgements, min(100, shutil.get_terminal_size((100, 24)).columns)))
     if options.out is not None:
         drawn = figure.drawn(judgements)
         try:
             files.save(drawn.figure(), drawn.frame, options.out / drawn.name)
         except OSError as error:
-            return _complain(f"cannot write below {options.out}: {error.strerror or error}", USAGE)
+            return complain("claims", f"cannot write below {options.out}: {error.strerror or error}", USAGE)
         print(f"{options.out / drawn.name}  ({', '.join(files.FORMATS)}, csv)  {drawn.title}")
     return OK
-
-
-def _complain(message: str, code: int) -> int:
-    print(f"claims: {message}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from harness.compare.judge import compare
 from harness.compare.reading import RESULTS, Recording, SideError, collector_at_rest, from_folder, side
 from harness.compare.settings import DEFAULT, Settings, SettingsError, load
 from harness.compare.verdict import EXIT_BAD_DATA, EXIT_NOT_JUDGED, EXIT_USAGE, Comparison
+from harness.complaint import complain
 from harness.provenance import ROOT
 from harness.rows import RowError
 from plots.folder import add_results_dir, no_rows
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return rerun(words[1:])
     options = _parser().parse_args(words)
     if options.against == "":
-        return _complain("--against is empty; name a git ref or a results folder, or leave it out", EXIT_USAGE)
+        return complain("compare", "--against is empty; name a git ref or a results folder, or leave it out", EXIT_USAGE)
     try:
         settings = load(options.settings)
         if options.self_test:
@@ -47,11 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with collector_at_rest():
             return _compare(options, settings)
     except (SideError, SettingsError, outputs.OutputError) as error:
-        return _complain(str(error), EXIT_USAGE)
+        return complain("compare", str(error), EXIT_USAGE)
     except RowError as error:
-        return _complain(str(error), EXIT_BAD_DATA)
+        return complain("compare", str(error), EXIT_BAD_DATA)
     except OSError as error:
-        return _complain(f"cannot write {error.filename}: {error.strerror}", EXIT_USAGE)
+        return complain("compare", f"cannot write {error.filename}: {error.strerror}", EXIT_USAGE)
 
 
 def _compare(options: argparse.Namespace, settings: Settings) -> int:
@@ -59,7 +60,7 @@ def _compare(options: argparse.Namespace, settings: Settings) -> int:
     candidate = from_folder(options.candidate)
     for one in (candidate, baseline):
         if not one.rows:
-            return _complain(_nothing(one, one is baseline), EXIT_NOT_JUDGED if one is baseline else EXIT_USAGE)
+            return complain("compare", _nothing(one, one is baseline), EXIT_NOT_JUDGED if one is baseline else EXIT_USAGE)
     found = compare(candidate, baseline, settings, whole=options.whole, today=datetime.now(UTC).date())
     _write(found, options)
     return found.exit_code
@@ -105,11 +106,6 @@ def _write(found: Comparison, options: argparse.Namespace) -> None:
     if options.annotations:
         print(machine_readable.github(found), end="")
     print(text.terminal(found, options.all, terminal_width()), end="")
-
-
-def _complain(message: str, code: int) -> int:
-    print(f"compare: {message}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from harness.compare.series import key_of
 from harness.compare.settings import Settings, SettingsError, Thresholds, load
 from harness.compare.text import terminal
 from harness.compare.verdict import EXIT_BAD_DATA, EXIT_NOT_JUDGED, EXIT_USAGE, Comparison, Kind, Numbers, Verdict
+from harness.complaint import complain
 from harness.config import ConfigError
 from harness.machine import Machine, this_machine
 from harness.provenance import ROOT
@@ -66,11 +67,11 @@ def main(arguments: Sequence[str], machine: Machine | None = None) -> int:
         alternate(builds, groups, options.rounds, peak, lambda line: print(line, file=sys.stderr))
         sides = [from_folder(build.results, build.name) for build in builds]
     except (SideError, SettingsError, ConfigError) as error:
-        return _complain(str(error), EXIT_USAGE)
+        return complain("compare", str(error), EXIT_USAGE)
     except TurnError as error:
-        return _complain(str(error), EXIT_NOT_JUDGED)
+        return complain("compare", str(error), EXIT_NOT_JUDGED)
     except RowError as error:
-        return _complain(str(error), EXIT_BAD_DATA)
+        return complain("compare", str(error), EXIT_BAD_DATA)
     found = judge(sides[1], sides[0], settings)
     print(terminal(found, every=True, width=terminal_width()), end="")
     return found.exit_code
@@ -175,8 +176,3 @@ def _verdict(cell: Cell, numbers: Numbers, beyond: bool, cases: int, thresholds:
     ):
         return Verdict(Kind.AMBIGUOUS, cell.row, f"{numbers.rounds[0]} rounds are too few; give --rounds more", numbers)
     return Verdict(Kind.SAME, cell.row, "", numbers)
-
-
-def _complain(message: str, code: int) -> int:
-    print(f"compare: {message}", file=sys.stderr)
-    return code

@@ -8,7 +8,6 @@ as the stored rows do, not how two sittings on one card differ.
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from harness.compare.rerun import judge as judge_turns
 from harness.compare.series import Key, is_anchor, key_of
 from harness.compare.settings import Settings
 from harness.compare.verdict import EXIT_BAD_DATA, EXIT_NOT_JUDGED, EXIT_OK, EXIT_REGRESSION, EXIT_USAGE, Comparison, Kind
+from harness.complaint import complain
 from harness.rows import Row, RowError
 
 DROPS = (0.01, 0.03, 0.05, 0.10)
@@ -150,11 +150,11 @@ def main(against: str, settings: Settings) -> int:
     try:
         rows = side(against).rows
     except SideError as error:
-        return _complain(str(error), EXIT_USAGE)
+        return complain("compare", str(error), EXIT_USAGE)
     except RowError as error:
-        return _complain(str(error), EXIT_BAD_DATA)
+        return complain("compare", str(error), EXIT_BAD_DATA)
     if not sources_of(rows, settings):
-        return _complain(f"{against} has no case with rounds enough and an anchor to draw from", EXIT_NOT_JUDGED)
+        return complain("compare", f"{against} has no case with rounds enough and an anchor to draw from", EXIT_NOT_JUDGED)
     outcomes = self_test(rows, settings, ALSO) + self_test(rows, settings, [STORED, TURNS], MANY_TRIALS)
     print(table(rows, outcomes, settings))
     asked = ", ".join(f"{100 * least:g}% of -{100 * drop:g}%" for drop, least in MUST.items())
@@ -163,8 +163,3 @@ def main(against: str, settings: Settings) -> int:
     for one in required:
         print(f"{one.plan.title}: {'reached' if one.reached else 'NOT reached'}")
     return EXIT_OK if all(one.reached for one in required) else EXIT_REGRESSION
-
-
-def _complain(message: str, code: int) -> int:
-    print(f"compare: {message}", file=sys.stderr)
-    return code

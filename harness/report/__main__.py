@@ -16,6 +16,7 @@ from typing import Any
 
 from harness import findings, outputs
 from harness.claims.judge import Judgement, judge
+from harness.complaint import complain
 from harness.report import cases, claims, ratings, where
 from harness.report.html import Markup, element, fold, inline_svg, join, page, scrolling
 from harness.rows import RowError
@@ -171,20 +172,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         count = write(options.results_dir, out)
     except (RowError, PublishedError) as error:
-        return _complain(str(error), BAD_DATA)
+        return complain("report", str(error), BAD_DATA)
     except FileNotFoundError as error:
-        return _complain(str(error), USAGE)
+        return complain("report", str(error), USAGE)
     except OSError as error:
-        return _complain(f"cannot write {out}: {error.strerror or error}", USAGE)
+        return complain("report", f"cannot write {out}: {error.strerror or error}", USAGE)
     if not count:
-        return _complain(no_rows(options.results_dir), USAGE)
+        return complain("report", no_rows(options.results_dir), USAGE)
     print(f"{out}: {count} cases")
     return OK
-
-
-def _complain(message: str, code: int) -> int:
-    print(f"report: {message}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

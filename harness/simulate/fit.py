@@ -22,6 +22,7 @@ import numpy as np
 import yaml
 
 from harness import outputs
+from harness.complaint import complain
 from harness.inputs import make_mask
 from harness.marked import MarkerError
 from harness.provenance import ROOT, CheckoutError, of_checkout
@@ -152,11 +153,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _fit(options.results_dir)
     except RowError as error:
-        return _complain(str(error), BAD_DATA)
+        return complain("fit", str(error), BAD_DATA)
     except (CheckoutError, ClusterError, MarkerError, FileNotFoundError) as error:
-        return _complain(str(error), USAGE)
+        return complain("fit", str(error), USAGE)
     except OSError as error:
-        return _complain(f"cannot write {error.filename}: {error.strerror or error}", USAGE)
+        return complain("fit", f"cannot write {error.filename}: {error.strerror or error}", USAGE)
 
 
 def _fit(results: Path) -> int:
@@ -165,18 +166,13 @@ def _fit(results: Path) -> int:
     cells = cells_of(load_rows(results))
     gpus = sorted({cell["gpu"] for cell in cells if (results / _slug(cell["gpu"]) / "links.csv").exists()})
     if not gpus:
-        return _complain(f"no GPU below {results} has rows and links.csv", USAGE)
+        return complain("fit", f"no GPU below {results} has rows and links.csv", USAGE)
     for gpu in gpus:
         path = FOLDER / "rates" / f"{_slug(gpu)}.yaml"
         outputs.write({path: rates_text(results, gpu, cells)})
         print(f"{path.relative_to(ROOT)}: written")
     outputs.write({page: with_tables(text, find_cluster("h200_8"))})
     return OK
-
-
-def _complain(message: str, code: int) -> int:
-    print(f"fit: {message}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

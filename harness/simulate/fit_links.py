@@ -13,15 +13,51 @@ from typing import Any
 
 import numpy as np
 
+from harness.rows import RowError
 from harness.simulate.least_squares import least_squares, short
 
 MIB = 2**20
 
 
-def links(path: Path) -> dict[str, Any]:
-    """Rates of the link readings of one GPU, by link and way."""
+SINGLE = {
+    "nvlink_copy_128": ("mib", "ms"),
+    "nvlink_copy_flag": ("ms",),
+    "nvlink_sm_beside": ("ms", "attention_ms", "both_ms"),
+    "nvlink_copy_beside": ("ms", "attention_ms", "both_ms"),
+}
+"""Readings of which there is one, and the numbers that each must have."""
+
+
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    """The readings of a file, by id.
+
+    Raises:
+        RowError: a reading or one of its numbers is missing; names the file and what it lacks.
+    """
     with path.open(encoding="utf-8", newline="") as stream:
-        lines = {line["id"]: {key: _number(value) for key, value in line.items()} for line in csv.DictReader(stream)}
+        lines = {str(line.get("id")): {key: _number(value) for key, value in line.items()} for line in csv.DictReader(stream)}
+    wanted = dict(SINGLE)
+    for kind in ("gather", "exchange"):
+        names = [name for name in lines if name.startswith(f"nvlink_{kind}_")]
+        if len(names) < 2:
+            raise RowError(f"{path} has {len(names)} readings nvlink_{kind}_*; a line takes two at least")
+        wanted |= dict.fromkeys(names, ("mib", "ms"))
+    for name, numbers in wanted.items():
+        if name not in lines:
+            raise RowError(f"{path} has no reading {name}")
+        for number in numbers:
+            if not isinstance(lines[name].get(number), float):
+                raise RowError(f"{path}, reading {name}: {number} is {lines[name].get(number)!r}; expected a number")
+    return lines
+
+
+def links(path: Path) -> dict[str, Any]:
+    """Rates of the link readings of one GPU, by link and way.
+
+    Raises:
+        RowError: as :func:`read`.
+    """
+    lines = read(path)
     where = f"results/{path.parent.name}/{path.name}"
     gathers, exchanges = (
         sorted(name for name in lines if name.startswith(f"nvlink_{kind}_")) for kind in ("gather", "exchange")
@@ -71,8 +107,8 @@ def _rate(value: float, spread: float, source: str) -> dict[str, Any]:
     return {"value": short(value), "spread": short(spread), "source": source}
 
 
-def _number(value: str) -> Any:
+def _number(value: Any) -> Any:
     try:
         return float(value)
-    except ValueError:
+    except (TypeError, ValueError):
         return value or None

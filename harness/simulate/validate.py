@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.complaint import complain
 from harness.provenance import ROOT
 from harness.rows import RowError
 from harness.simulate.cluster import find_cluster
@@ -40,14 +41,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cells = cells_of(load_rows(options.results_dir))
         cluster = None if options.cluster is None else find_cluster(options.cluster)
     except RowError as error:
-        return _complain(str(error), BAD_DATA)
+        return complain("validate", str(error), BAD_DATA)
     except (ClusterError, FileNotFoundError) as error:
-        return _complain(str(error), USAGE)
+        return complain("validate", str(error), USAGE)
     found, left_out = compare(cells, cluster)
     for line in left_out:
         print(f"left out: {line}", file=sys.stderr)
     if not found:
-        return _complain(f"no measured runs of several GPUs below {options.results_dir}: nothing is validated", NO_ROWS)
+        return complain(
+            "validate", f"no measured runs of several GPUs below {options.results_dir}: nothing is validated", NO_ROWS
+        )
     lines, (clear, wrong), told = table(found), wrong_orders(found), misses(found)
     print(lines.to_string(index=False, float_format=lambda value: f"{value:.3f}"))
     print(f"order of strategies: {clear - len(wrong)} of {clear} clear pairs right")
@@ -62,13 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         save(simulated_errors.draw(frame, caption, title="Predictions against measured runs"), frame, out / "errors")
         lines.to_csv(out / "table.csv", index=False, float_format="%.4f", lineterminator="\n")
     except OSError as error:
-        return _complain(f"cannot write {out}: {error.strerror or error}", USAGE)
+        return complain("validate", f"cannot write {out}: {error.strerror or error}", USAGE)
     return MISSED if told else OK
-
-
-def _complain(message: str, code: int) -> int:
-    print(f"validate: {message}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

@@ -68,14 +68,14 @@ def test_a_table_on_a_terminal_says_the_same(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_exit_code_is_about_the_reference(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.main() == 0
+    assert doctor.main([]) == 0
     assert "flex_flash" in capsys.readouterr().out
 
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("no such operator")
 
     monkeypatch.setattr(fm3_kernel, "flashmask_attention", fails)
-    assert doctor.main() == 1
+    assert doctor.main([]) == 1
     shown = capsys.readouterr().out
     assert "reference cannot run: RuntimeError: no such operator" in shown
     assert "flex_flash" in shown
@@ -91,3 +91,10 @@ def test_a_gpu_is_described() -> None:
     lines = dict(doctor.facts(this_machine()))
     assert "compute capability" in lines["GPU"]
     assert lines["device"] == "cuda"
+
+
+def test_a_word_that_it_does_not_know_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        doctor.main(["--cpu"])
+    assert left.value.code == 2
+    assert "unrecognized arguments: --cpu" in capsys.readouterr().err

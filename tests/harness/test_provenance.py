@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,12 @@ def test_a_copy_without_git_knows_its_commit_while_its_code_is_unchanged(
     (tmp_path / "masks" / "x.py").write_text("2")
     answers["status"] = " M masks/x.py"
     assert state() == ("old", True)
+
+    def hangs(*arguments: str) -> str:
+        raise subprocess.TimeoutExpired("git", 30)
+
+    monkeypatch.setattr(provenance, "_git", hangs)
+    assert state() == ("abc", True)
     monkeypatch.undo()
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
     monkeypatch.setattr(provenance, "_COPIED", tmp_path / "provenance.json")

@@ -11,7 +11,9 @@ from row_factory import make_rounds
 
 from harness import provenance
 from harness.provenance import ROOT
+from harness.rows import RowError
 from harness.simulate import fit
+from harness.simulate.fit_links import links
 from harness.simulate.least_squares import least_squares
 from harness.simulate.rates import FAST, FOLDER, SLOW, KernelRates, Rate, Rates
 from harness.simulate.reading import ClusterError
@@ -160,3 +162,20 @@ def test_an_installed_copy_has_no_page_to_write_and_its_rates_stay(
 def test_a_results_folder_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fit.main([str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err == f"fit: no folder {tmp_path / 'none'}\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("nvlink_copy_flag,", "flag,", "no reading nvlink_copy_flag"),
+        ("nvlink_exchange_", "exchange_", r"0 readings nvlink_exchange_\*; a line takes two"),
+        ("4 MiB a rank,4,0.038", "4 MiB a rank,4,fast", "nvlink_gather_4: ms is 'fast'; expected a number"),
+        ("id,", "name,", "0 readings nvlink_gather"),
+    ],
+)
+def test_readings_of_links_that_miss_something_are_named(tmp_path: Path, old: str, new: str, message: str) -> None:
+    text = (ROOT / "results" / "nvidia-h200" / "links.csv").read_text()
+    assert old in text
+    (tmp_path / "links.csv").write_text(text.replace(old, new))
+    with pytest.raises(RowError, match=message):
+        links(tmp_path / "links.csv")
