@@ -17,8 +17,8 @@ class Passes:
     """Forward, backward and both of one attention on one set of inputs.
 
     Args:
-        attend: takes q, k, v. inputs: what it is given, and dout. gradients: whether any pass of the group needs them; the
-            forward pass then saves what the backward needs, as in training.
+        attend: takes q, k, v. inputs: what it is given, and dout. gradients: whether there are any; the forward pass then
+            saves what the backward needs, as in training.
     """
 
     def __init__(self, attend: Attend, inputs: Inputs, gradients: bool) -> None:

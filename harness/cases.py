@@ -112,10 +112,9 @@ class Group:
 
     def case(self, competitor: str, pass_: str) -> Case:
         """The case of one competitor and pass."""
-        gradients = any(name != "forward" for name in self.passes)
         # A file of the user's is known by its name: rows hold no paths of a machine.
         cluster = None if self.cluster is None else PurePath(self.cluster).stem
-        how = (self.timing.protocol, self.timing.l2, self.deterministic, gradients, self.sharing(competitor), cluster)
+        how = (self.timing.protocol, self.timing.l2, self.deterministic, self.sharing(competitor), cluster)
         return Case(self.problem, kernel_of(competitor), pass_, self.device, *how)
 
     def to_json(self) -> str:
@@ -146,7 +145,6 @@ class Group:
 class Case:
     """One measurement: everything that identifies it and nothing that does not (not the machine, not the code).
 
-    gradients: a forward pass that saves what a backward pass needs, as in training; without, it runs under ``no_grad``.
     cluster: name of the cluster that it is simulated on, None when measured.
     """
 
@@ -157,7 +155,6 @@ class Case:
     protocol: str
     l2: str
     deterministic: bool
-    gradients: bool = True
     sharing: Sharing | None = None
     cluster: str | None = None
 
@@ -165,8 +162,6 @@ class Case:
     def id(self) -> str:
         """Hash of the case, 16 hex digits. A field at its default is left out, so a new one leaves old ids alone."""
         identity = asdict(self)
-        if self.gradients:
-            del identity["gradients"]
         if self.sharing is None:
             del identity["sharing"]
         if self.cluster is None:

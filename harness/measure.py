@@ -92,13 +92,15 @@ def _enter(
     if not passes:
         return None
     gradients = any(pass_ in GRADIENTS for pass_ in passes)
+    # The forward pass of training, whatever else is asked for; of a kernel that has no backward pass here, what there is.
+    trains = gradients or backend.unsupported(group.problem, mask, "backward", group.device) is None
 
     def enter() -> Competitor:
         attend = backend.prepare(group.problem, mask)
         timer.sync()
         begin = time.perf_counter()
-        whole = Passes(*backend.timed(attend, inputs), gradients)
-        parts = {name: Passes(*timed, gradients) for name, timed in backend.alone(inputs).items()}
+        whole = Passes(*backend.timed(attend, inputs), trains)
+        parts = {name: Passes(*timed, trains) for name, timed in backend.alone(inputs).items()}
         for pass_ in passes:
             for one in (whole, *parts.values()):
                 one.call(pass_)()

@@ -44,7 +44,7 @@ def make_row(
     params = dict(mask_params or {})
     problem = Problem(MaskSpec(mask, variant, None, params), seqlen, batch, heads, kv_heads, head_dim, dtype, seed)
     cluster = "cluster" if fields.get("source") == "simulated" else None
-    how = (protocol, l2, deterministic, True, _sharing(fields), cluster)
+    how = (protocol, l2, deterministic, _sharing(fields), cluster)
     ok = status == "ok"
     by_tiles = min(1.0, 1.2 * density) if tile_density is None else tile_density
     pairs = FLOPS_FACTOR[pass_] * batch * heads * seqlen * seqlen * head_dim

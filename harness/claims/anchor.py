@@ -51,7 +51,7 @@ def _draw(cell: Cell) -> tuple[Any, ...]:
 def anchor_of(evidence: Evidence, cell: Cell) -> Cell | None:
     """The anchor of a cell's shape and pass; None where it was not measured, or where ranks share a sequence.
 
-    Of several (a forward pass alone is another case than one beside a backward pass), the one of the same run or card.
+    Of several, the one of the same run or card.
     """
     found = evidence.find(Who(ANCHOR), ("full", cell["seqlen"], 1), cell["pass"]) if cell["cp_degree"] == 1 else []
     alike = [one for one in found if all(one[name] == cell[name] for name in _SHAPE)]

@@ -25,7 +25,7 @@ def case_command(row: Row) -> str:
     """The command of this one case."""
     words = [f"mask={row['mask']}", *_documents(row)]
     words += [f"mask.{name}={_value(value)}" for name, value in sorted(row["mask_params"].items()) if value is not None]
-    words += [f"kernel.names=[{row['kernel']}]", f"seqlen={row['seqlen']}", *_passes(row)]
+    words += [f"kernel.names=[{row['kernel']}]", f"seqlen={row['seqlen']}", f"passes=[{row['pass']}]"]
     words += [f"{name}={row[name]}" for name in ("batch", "heads", "kv_heads", "head_dim", "dtype", "seed", "device")]
     words += ["deterministic=true"] if row["deterministic"] else []
     # On a CPU what is called burst here was taken with the short timing that is the default there.
@@ -42,12 +42,6 @@ def case_command(row: Row) -> str:
 
 def _cluster(row: Row) -> list[str]:
     return [f"hardware={row['simulation']['cluster']}"] if row["simulation"] is not None else []
-
-
-def _passes(row: Row) -> list[str]:
-    """The passes as they were asked for: a forward pass beside a backward one is another case than one alone."""
-    typed = [str(word) for word in row["overrides"] if str(word).startswith("passes=")]
-    return typed or (["passes=[both]"] if row["pass"] == "both" else [])
 
 
 def _documents(row: Row) -> list[str]:

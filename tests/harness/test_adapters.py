@@ -15,6 +15,7 @@ from typing import Any
 import fake_kernels
 import pytest
 import torch
+from fake_backends import Fake
 from fake_kernels import cute, flash_attention, magi
 from fake_kernels.maths import CALLS
 from fake_problem import group, options
@@ -22,6 +23,7 @@ from fake_problem import group, options
 from harness.backends import BACKENDS, MissingBackend
 from harness.backends import flashmask_3 as flashmask_3_module
 from harness.backends import package as package_module
+from harness.backends.base import Attend
 from harness.cases import Group, MaskSpec, Problem, Timing
 from harness.gate.check import run as run_once
 from harness.inputs import make_inputs, make_mask
@@ -186,6 +188,35 @@ def test_the_harness_checks_and_times_it(name: str) -> None:
     (measured,) = [event for event in events if event["event"] == "round"]
     assert [entry["pass"] for entry in measured["entries"]] == ["forward", "backward"]
     assert all(entry["errors"]["lse_max"] <= 1 for entry in measured["entries"])
+
+
+@pytest.mark.parametrize("has_backward", [True, False])
+def test_a_forward_pass_alone_is_that_of_training_where_there_is_one(
+    has_backward: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the same case would be two. The gate, which needs no gradients then, asks for none."""
+    seen = set()
+
+    class Seen(Fake):
+        def unsupported(self, problem: Any, mask: Any, pass_: str, device: str) -> str | None:
+            return None if has_backward or pass_ == "forward" else "no backward pass"
+
+        def prepare(self, problem: Any, mask: Any) -> Attend:
+            attend = super().prepare(problem, mask)
+
+            def watched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+                seen.add(q.requires_grad)
+                return attend(q, k, v)
+
+            return watched
+
+    monkeypatch.setitem(BACKENDS, "good", Seen())
+    timing = Timing(protocol="burst", rounds=1, min_samples=1, max_samples=1, target_s=0.001)
+    events: list[dict[str, Any]] = []
+    asked = Group(problem_of("causal", seqlen=64), ("good",), ("forward",), "cpu", timing)
+    run_group(planned(asked), Timer("cpu", timing), lambda **event: events.append(event))
+    assert [event["event"] for event in events].count("round") == 1
+    assert seen == ({False, True} if has_backward else {False})
 
 
 def planned(asked: Group) -> Planned:
