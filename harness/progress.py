@@ -8,6 +8,7 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 
 
 class Display:
@@ -18,14 +19,17 @@ class Display:
         self._begin = time.monotonic()
         self._bar: Progress | None = None
         if sys.stderr.isatty():
+            # On a narrow terminal it is the title that is cut, never the count and the time.
+            title = Column(ratio=1, no_wrap=True, overflow="ellipsis")
             self._bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False, table_column=title),
                 BarColumn(bar_width=16),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(),
                 console=Console(stderr=True),
+                expand=True,
             )
             self._task = self._bar.add_task("", total=self._steps)
 
