@@ -1,4 +1,4 @@
-"""What is installed is all of it: the sources of the kernels and the configuration, not only the Python."""
+"""What is installed is all of it: the kernels' sources, the configuration, published figures, not only the Python."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from harness.provenance import ROOT
 
 
-def test_every_file_of_csrc_and_conf_is_packaged() -> None:
+def test_every_file_beside_the_python_is_packaged() -> None:
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     folders, patterns = setuptools["packages"]["find"]["include"], setuptools["package-data"]["*"]
-    files = [path for name in ("csrc", "conf") for path in (ROOT / name).rglob("*") if path.is_file()]
+    files = [path for name in ("csrc", "conf", "results/published") for path in (ROOT / name).rglob("*") if path.is_file()]
     assert len(files) > 100
     left = [path.relative_to(ROOT) for path in files if not _packaged(path.relative_to(ROOT), folders, patterns)]
     assert not left
