@@ -36,12 +36,9 @@ class Evidence:
         names = (who.kernel, *who.also)
         cells = [cell for cell in self.cells if cell.ok and cell["kernel"] in names]
         found = [cell for cell in cells if all(cell[name] == value for name, value in wanted.items())]
-        fastest: dict[tuple[Any, ...], Cell] = {}
-        for cell in found:
-            best = fastest.setdefault(_draw(cell), cell)
-            if cell.median_ms < best.median_ms:
-                fastest[_draw(cell)] = cell
-        return [cell for cell in found if cell["kernel"] == fastest[_draw(cell)]["kernel"]]
+        slowest_first = sorted(found, key=lambda cell: cell.median_ms, reverse=True)
+        fastest = {_draw(cell): cell["kernel"] for cell in slowest_first}
+        return [cell for cell in found if cell["kernel"] == fastest[_draw(cell)]]
 
 
 def _draw(cell: Cell) -> tuple[Any, ...]:

@@ -243,6 +243,17 @@ def test_an_anchor_of_another_run_counts_on_the_same_card_and_on_no_other() -> N
     assert one.ratio.value == pytest.approx(1.6)
 
 
+def test_of_several_anchors_the_one_of_the_same_card_counts() -> None:
+    """Two cuDNNs that are cells of their own, since their cases differ: whichever comes first, each kernel takes its own."""
+    ours = beside_cudnn("fm3", 0.5, "run-a", "card-a")
+    rival = beside_cudnn("flex", 0.8, "run-b", "card-b", slow=1.25)
+    for other in (ours, rival):
+        renamed = [row | {"case_id": row["case_id"][::-1]} if row["kernel"] == "sdpa_cudnn" else row for row in other]
+        (one,) = only([*renamed, *(rival if other is ours else ours)]).compared
+        assert one.how == THROUGH
+        assert one.ratio.value == pytest.approx(1.6)
+
+
 def published(kernel: str, mask: str, forward: float, backward: float, **change: Any) -> list[Published]:
     common = {"source": "a run elsewhere", "gpu": "NVIDIA H200", "convention": "tile128", "note": "", "kernel": kernel}
     common |= {"mask": mask, "seqlen": 4096, "batch": 1, "heads": 2, "head_dim": 128, "dtype": "bfloat16", "ms": None}
