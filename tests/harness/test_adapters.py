@@ -26,7 +26,7 @@ from harness.backends import package as package_module
 from harness.backends.base import Attend
 from harness.cases import Group, MaskSpec, Problem, Timing
 from harness.gate.check import run as run_once
-from harness.inputs import make_inputs, make_mask
+from harness.inputs import make_inputs, make_mask, to_bshd
 from harness.measure import run_group
 from harness.resume import Planned
 from harness.rows import read_rows
@@ -188,6 +188,19 @@ def test_the_harness_checks_and_times_it(name: str) -> None:
     (measured,) = [event for event in events if event["event"] == "round"]
     assert [entry["pass"] for entry in measured["entries"]] == ["forward", "backward"]
     assert all(entry["errors"]["lse_max"] <= 1 for entry in measured["entries"])
+
+
+def test_flex_with_what_its_compiler_finds_fastest_is_right() -> None:
+    """On a CPU, where the probe refuses it since nothing is tried there: the mask and the inputs go in as by default."""
+    problem = problem_of("causal_document", seqlen=200, dtype="float32")
+    mask, inputs = make_mask(problem, "cpu"), make_inputs(problem, "cpu")
+    outs = {}
+    for name in ("flex_tuned", "dense"):
+        own = inputs.in_layout(BACKENDS[name].layout)
+        out, _ = BACKENDS[name].prepare(problem, mask)(own.q, own.k, own.v)
+        outs[name] = to_bshd(out, BACKENDS[name].layout)
+    torch.testing.assert_close(outs["flex_tuned"], outs["dense"], rtol=1e-4, atol=1e-5)
+    assert BACKENDS["flex_tuned"].probe("cpu").reason == "needs an NVIDIA GPU"
 
 
 @pytest.mark.parametrize("has_backward", [True, False])
