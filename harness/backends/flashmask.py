@@ -22,9 +22,11 @@ class FlashMask(OwnKernel):
 
     def sources_of(self, pass_: str) -> list[Path]:
         """What the kernels of the pass are made of and launched with; nothing of the way to the launch."""
-        names = ["prepare", *(f"ampere_forward_d{dim}" for dim in ampere.HEAD_DIMS)]
+        names = ["prepare"]
         python = ["fm3_kernel/ampere.py", "fm3_kernel/hopper.py", "fm3_kernel/hopper_forward.py"]
-        if pass_ != "forward":
+        if pass_ in ("forward", "both"):
+            names += [f"ampere_forward_d{dim}" for dim in ampere.HEAD_DIMS]
+        if pass_ in ("backward", "both"):
             names += ["backward_rows", *(f"ampere_backward_d{dim}" for dim in ampere.BACKWARD_HEAD_DIMS)]
         return [path for name in names for path in sources(name)] + [ROOT / name for name in python]
 

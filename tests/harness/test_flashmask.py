@@ -54,8 +54,11 @@ def test_rows_of_a_pass_depend_on_its_kernels_alone() -> None:
     """Of the Hopper kernels only what is shared; of the other pass nothing."""
     backend = BACKENDS["flashmask"]
     forward = {path.name for path in backend.sources_of("forward")}
+    backward = {path.name for path in backend.sources_of("backward")}
     both = {path.name for path in backend.sources_of("both")}
     assert {"ampere_forward_d64.cu", "tile_list.cuh", "prepare.cu", "tile_class.h", "ampere.py"} <= forward
     assert not any("backward" in name for name in forward)
-    assert {"ampere_backward_d128.cu", "backward_rows.cu", "row_runs.cuh"} <= both
+    assert {"ampere_backward_d128.cu", "backward_rows.cu", "row_runs.cuh", "prepare.cu", "ampere.py"} <= backward
+    assert "ampere_forward_d64.cu" not in backward
+    assert both == forward | backward
     assert not {"multiply_role.cuh", "backward_multiply.cuh", "hopper_backward.py"} & both
