@@ -166,7 +166,10 @@ def _show_tables(machine: Machine, rows: Iterable[Finding], stream: TextIO) -> N
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; it takes no words."""
-    argparse.ArgumentParser(prog="python -m harness.doctor", description=__doc__.partition("\n")[0]).parse_args(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.doctor", description="Say what this machine is and what can run on it."
+    )
+    parser.parse_args(arguments)
     machine = this_machine()
     fault = reference_fault(machine.device)
     show(machine, findings(machine.device), fault, sys.stdout)

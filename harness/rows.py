@@ -158,7 +158,7 @@ FIELDS: dict[str, Field] = {
 }
 
 
-# Hashes of fm3's backward pass with and without the sources of its forward pass, of which none of the others differs.
+# What version 2 called the sources of fm3's backward pass, its forward pass among them, and what this version calls the same.
 _SAME_SOURCES = {"108976f376045c29": "7de378c1ff57fd19"}
 
 _SINCE_2 = ("comp_samples_ms", "comm_samples_ms", "bare_samples_ms", "plan_ms", "recv_share", "ranks", "simulation")

@@ -33,7 +33,7 @@ MOST_FALSE = 0.005
 """Share of the clean cases that may ring."""
 TRIALS = 10
 MANY_TRIALS = 30
-"""Where the answer is yes or no: of the 150 drops in ten trials a single one is most of a percent."""
+"""Where the answer is yes or no: of the 200 drops in ten trials a single one is half of a percent."""
 _SLOWED = 0.1
 
 
