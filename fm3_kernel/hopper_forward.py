@@ -26,9 +26,16 @@ from fm3_kernel.hopper import (
     with_positive_scale,
 )
 from fm3_kernel.library import check
+from masks.column_mask import tile_count
 
 L2_SHARE = 32 << 20
 """Bytes of keys and values that are worked on together: what surely stays in the L2 cache of a Hopper GPU."""
+
+ALONE, PAIRS, EITHER = range(3)
+"""Whether blocks load for themselves or in pairs, or as the mask has it (``Sharing`` of ``csrc/sm90/forward.cuh``)."""
+
+PAIRS_FROM = (16, 4)
+"""Row tiles a head, and row tiles of all heads a multiprocessor: with fewer, pairs have too little to choose from."""
 
 
 class ForwardArgs(ctypes.Structure):
@@ -93,7 +100,7 @@ def forward(
     with on_device(device):
         stream = raw_stream(device.index)
         args.work, graph_memory = counters(device, stream, 2)
-        code = kernel(ctypes.byref(args), stream)
+        code = kernel(ctypes.byref(args), _sharing(plan, mask), stream)
     del kept, graph_memory
     check(code, "the forward kernel")
     return out, lse
@@ -107,6 +114,7 @@ class _Plan(NamedTuple):
     """What of a call follows from its sizes, strides, dtypes and device."""
 
     launch: tuple[ForwardArgs, Callable[..., int]] | None  # arguments and kernel; None: there is nothing to compute
+    pairs: bool  # whether there is enough to do for blocks in pairs
     out: Layout
     lse: Layout
 
@@ -120,7 +128,7 @@ def _plan(q: Tensor, k: Tensor, v: Tensor, call: object) -> _Plan:
     check_tensors(q, k, v)
     (batch, rows, heads, head_dim), (columns, kv_heads) = q.shape, k.shape[1:3]
     out_strides = (rows * heads * head_dim, heads * head_dim, head_dim)
-    launch = None
+    launch, pairs = None, False
     if 0 not in (batch, rows, heads, columns):
         fitting = L2_SHARE // (4 * columns * head_dim)  # KV heads; two tensors of 2 bytes
         args = ForwardArgs(
@@ -133,9 +141,12 @@ def _plan(q: Tensor, k: Tensor, v: Tensor, call: object) -> _Plan:
             min(heads, max(1, fitting) * (heads // kv_heads)),
             torch.cuda.get_device_properties(q.device).multi_processor_count,
         )
-        launch = args, function(f"forward_d{head_dim}", "fm3_forward", "pp")
+        launch = args, function(f"forward_d{head_dim}", "fm3_forward", "pip")
+        row_tiles = tile_count(rows)
+        pairs = row_tiles >= PAIRS_FROM[0] and row_tiles * heads * batch >= PAIRS_FROM[1] * args.multiprocessors
     plan = _Plan(
         launch,
+        pairs,
         ((batch, rows, heads, head_dim), (*out_strides, 1)),
         ((batch, heads, rows), (heads * rows, rows, 1)),
     )
@@ -143,6 +154,14 @@ def _plan(q: Tensor, k: Tensor, v: Tensor, call: object) -> _Plan:
         _plans.clear()
     _plans[call] = plan
     return plan
+
+
+def _sharing(plan: _Plan, mask: MaskTensors) -> int:
+    """Who loads for whom. Without vectors neighbouring row tiles need the same column tiles, but for the diagonal; what vectors
+    hold only the device knows; what a block mask skips is counted by nobody."""
+    if not plan.pairs or mask.block_mask is not None:
+        return ALONE
+    return PAIRS if mask.lts is None else EITHER
 
 
 def _empty(layout: Layout, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "hidden_bits.cuh"
+#include "pair_rule.cuh"
+#include "pairs.cuh"
 #include "ptx/tma.cuh"
 #include "tiles.cuh"
 
@@ -12,6 +14,7 @@ enum TileFlags : int {
     kIsPartial = 1,  // its hidden elements are in the bit ring
     kIsLast = 2,     // the last one of its row tile
     kEnd = 4,        // not a tile: the block has no more work
+    kIsPassed = 8,   // only the other block of the pair needs it
 };
 
 template <int kHeadDim, typename T>
@@ -26,10 +29,13 @@ struct Forward {
     static constexpr int kThreads = 128 * (kWarpgroups + 1);
     static constexpr int kQueryBytes = kM * kD * int(sizeof(T));
     static constexpr int kKeyBytes = kN * kD * int(sizeof(T));
+    // Half of a key or value tile, as a block of a pair loads it: half of the head's chunks, or of the one chunk's rows.
+    static constexpr int kHalfRows = kChunks > 1 ? kN : kN / 2;
+    static constexpr int kHalfChunks = kChunks > 1 ? kChunks / 2 : 1;
 
     // The split at which no role spills (ptxas 13.0).
-    static constexpr int kLoadRegisters = 56;
-    static constexpr int kMultiplyRegisters = 224;
+    static constexpr int kLoadRegisters = 72;
+    static constexpr int kMultiplyRegisters = 216;
     // More than the block was launched with is never there: the increase would wait for ever.
     static_assert(128 * (kLoadRegisters + kWarpgroups * kMultiplyRegisters) <= kThreads * (65536 / kThreads / 8 * 8));
 
@@ -41,12 +47,14 @@ struct Forward {
         int tile[kStages];  // TileFlags of the key tile in this stage
         WorkItem work[kQueryStages];
         ListRing lists;
+        PairRing pair;
+        PairSums pair_sums;
         ptx::Barrier q_full[kQueryStages], q_empty[kQueryStages];
         ptx::Barrier k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
     };
 
     struct Maps {
-        CUtensorMap q, k, v, out;
+        CUtensorMap q, k, v, out, half_k, half_v;
     };
 };
 

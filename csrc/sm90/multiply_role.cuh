@@ -4,6 +4,9 @@
 // probabilities with the values of the tile before, and runs the softmax of the first product beside the second. Where a
 // row tile ends, the first product already belongs to the next one, so that a short list costs no start and no drain.
 // The two warpgroups know nothing of each other; that one multiplies while the other exponentiates comes by itself.
+//
+// In a pair of blocks the stream has tiles that only the other block needs. Before such a tile the product with values that is
+// still to come is made on its own, so that nothing is under way when it is passed over, and after it a step begins without one.
 #pragma once
 
 #include <cmath>
@@ -25,10 +28,13 @@ struct MultiplyRole {
     Shared& shared;
     int warpgroup;
     float scale_log2;
+    uint32_t partner;  // how far the other block of the pair is in shared memory; 0: there is none
     ptx::Ring<F::kQueryStages> query{};
     ptx::Ring<F::kStages> key{}, value{};
     ptx::Ring<kBitStages> bits{};
     int stored = -1;  // query stage that a running store still reads
+
+    static constexpr int kIsUnusual = kIsPartial | kIsPassed;
 
     struct State {
         float o[kD / 2], s[kN / 2];
@@ -73,8 +79,14 @@ struct MultiplyRole {
         hide<kN>(s, shared.bits.tile[bits.stage], warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4, thread % 32);
     }
 
+    // Keys or values that are loaded for two blocks must be free in both.
+    __device__ __forceinline__ void give_back(ptx::Barrier* empty, bool mine) {
+        if (mine) ptx::arrive(empty);
+        ptx::arrive_there(empty, mine ? partner : 0);
+    }
+
     __device__ __forceinline__ void release_values() {
-        if (threadIdx.x % 128 == 0) ptx::arrive(&shared.v_empty[value.stage]);
+        give_back(&shared.v_empty[value.stage], threadIdx.x % 128 == 0);
         value.advance();
     }
 
@@ -150,10 +162,8 @@ struct MultiplyRole {
     __device__ __forceinline__ void release_keys(int tile) {
         // Warps drift apart, and each may still need the keys: each of them gives the buffers back.
         __syncwarp();
-        if (threadIdx.x % 32 == 0) {
-            ptx::arrive(&shared.k_empty[key.stage]);
-            if (tile & kIsPartial) ptx::arrive(&shared.bits.empty[bits.stage]);
-        }
+        give_back(&shared.k_empty[key.stage], threadIdx.x % 32 == 0);
+        if (threadIdx.x % 32 == 0 && tile & kIsPartial) ptx::arrive(&shared.bits.empty[bits.stage]);
         key.advance();
         if (tile & kIsPartial) bits.advance();
     }
@@ -165,20 +175,30 @@ struct MultiplyRole {
         add_values(x.o, x.p, keep);
     }
 
+    __device__ __forceinline__ void scores_alone(State& x) {
+        scores(x.s);
+        ptx::wgmma_wait<0>();
+        ptx::hold(x.s);
+    }
+
     __device__ __forceinline__ void wait_for_scores(State& x) {
         ptx::wgmma_wait<1>();
         ptx::hold(x.s);
     }
 
-    __device__ __forceinline__ void wait_for_output(State& x) {
+    __device__ __forceinline__ void settle_output(State& x) {
         ptx::wgmma_wait<0>();
         ptx::hold(x.o);
+    }
+
+    __device__ __forceinline__ void wait_for_output(State& x) {
+        settle_output(x);
         release_values();
     }
 
     // How the plain steps came to an end.
     enum class Left {
-        kBetween,  // after the last tile of the row tile, or before a partial tile, which is at hand
+        kBetween,  // after the last tile of the row tile, or before a partial or passed one, which is at hand
         kUnseen,   // in the middle of a step: a row of this warp has no base yet
         kLost,     // in the middle of a step: a base was too far, and the scores are lost
     };
@@ -197,12 +217,48 @@ struct MultiplyRole {
             pack<T>(x.s, x.p);
             if (tile & kIsLast) return Left::kBetween;
             tile = next_tile();
-            if (tile & kIsPartial) return Left::kBetween;
+            if (tile & kIsUnusual) return Left::kBetween;
         }
     }
 
-    // The rest of a step whose scores are there, or `lost`: any tile but a row tile's first.
-    __device__ __forceinline__ void finish_step(State& x, int tile, bool lost) {
+    // The product with values that is still to come, on its own.
+    __device__ __forceinline__ void catch_up(State& x, int keep) {
+        ptx::wait(&shared.v_full[value.stage], value.parity);
+        add_values(x.o, x.p, keep);
+        wait_for_output(x);
+    }
+
+    // The next tile after one whose keys were passed over, with the values of that one passed over as well. Its values need not
+    // come before the next tile's keys do.
+    __device__ __forceinline__ int next_after_passed() {
+        const int tile = next_tile();
+        ptx::wait(&shared.v_full[value.stage], value.parity);
+        release_values();
+        return tile;
+    }
+
+    // From a passed tile at hand on, within a row tile: the first that is needed, or the row tile's last with its keys given back.
+    __device__ __forceinline__ int pass_within(int tile) {
+        for (;;) {
+            release_keys(0);
+            if (tile & kIsLast) return tile;
+            tile = next_after_passed();
+            if (!(tile & kIsPassed)) return tile;
+        }
+    }
+
+    // From any tile at hand on, between row tiles: the first that is needed, or the end.
+    __device__ __forceinline__ int pass_between(int tile) {
+        while (tile & kIsPassed) {
+            release_keys(0);
+            tile = next_after_passed();
+        }
+        return tile;
+    }
+
+    // The rest of a step whose scores are there, or `lost`: any tile but a row tile's first. `values`: those of the tile before
+    // are part of it.
+    __device__ __forceinline__ void finish_step(State& x, int tile, bool lost, bool values) {
         const bool partial = tile & kIsPartial;
         bool near = false;
         if (!lost) {
@@ -222,7 +278,8 @@ struct MultiplyRole {
             x.seen = x.softmax.seen();
         }
         release_keys(tile);
-        wait_for_output(x);
+        settle_output(x);
+        if (values) release_values();
         if (!near) {
 #pragma unroll
             for (int i = 0; i < kD / 2; ++i) x.o[i] *= fade[(i / 2) % 2];
@@ -240,49 +297,61 @@ struct MultiplyRole {
         release_keys(tile);
     }
 
-    // All steps of the row tile whose first tile (`tile`) is done. Returns whether the accumulators hold anything yet.
-    __device__ __forceinline__ int run_row_tile(State& x, int tile) {
+    // How a row tile ended.
+    enum class Ended {
+        kOneTile,  // the values of its only tile are still to come, the accumulators hold nothing
+        kMore,     // the values of its last tile are still to come
+        kPassing,  // passing over tiles, with nothing still to come but the values of the last of these
+    };
+
+    // All steps of the row tile whose first tile (`tile`) is done.
+    __device__ __forceinline__ Ended run_row_tile(State& x, int tile) {
         int keep = 0;
         while (!(tile & kIsLast)) {
             tile = next_tile();
             Left left = Left::kBetween;
-            if (keep && !(tile & kIsPartial)) {
+            if (keep && !(tile & kIsUnusual)) {
                 left = plain_steps(x, tile);
-                if (left == Left::kBetween && !(tile & kIsPartial)) break;
+                if (left == Left::kBetween && !(tile & kIsUnusual)) break;
             }
-            if (left == Left::kBetween) {
+            const bool passing = left == Left::kBetween && tile & kIsPassed;
+            if (passing) {
+                catch_up(x, keep);
+                settle_store();
+                tile = pass_within(tile);
+                if (tile & kIsPassed) return Ended::kPassing;
+                scores_alone(x);
+            } else if (left == Left::kBetween) {
                 multiply(x, keep);
                 settle_store();
                 wait_for_scores(x);
             }
-            finish_step(x, tile, left == Left::kLost);
+            finish_step(x, tile, left == Left::kLost, !passing);
             keep = 1;
         }
-        return keep;
+        return keep ? Ended::kMore : Ended::kOneTile;
     }
 
     __device__ void run() {
         State x;
-        // With two query buffers this loop runs once: the stream below does not end before the work does.
-        for (int tile = next_tile(); tile != kEnd; tile = F::kQueryStages > 1 ? int(kEnd) : next_tile()) {
+        // With two query buffers and nothing passed over this loop runs once: the stream below does not end before the work does.
+        for (int tile = pass_between(next_tile()); tile != kEnd; tile = pass_between(tile)) {
             ptx::wait(&shared.q_full[query.stage], query.parity);
-            scores(x.s);
-            ptx::wgmma_wait<0>();
-            ptx::hold(x.s);
+            scores_alone(x);
             begin_softmax(x, tile);
             pack<T>(x.s, x.p);
-            int keep;
+            Ended ended;
             for (;;) {
-                keep = run_row_tile(x, tile);
-                if (F::kQueryStages == 1) break;
+                ended = run_row_tile(x, tile);
+                if (F::kQueryStages == 1 || ended == Ended::kPassing) break;
                 settle_store();  // the next row tile may wait for this buffer
                 tile = next_tile();
-                if (tile == kEnd) break;
+                if (tile & (kEnd | kIsPassed)) break;
                 // Across the border: the first scores of the next row tile, the last output of this one.
                 const int stage = query.stage;
                 query.advance();
                 ptx::wait(&shared.q_full[query.stage], query.parity);
-                multiply(x, keep);
+                multiply(x, ended == Ended::kMore);
                 wait_for_scores(x);
                 const Softmax finished = x.softmax;
                 begin_softmax(x, tile);
@@ -290,13 +359,17 @@ struct MultiplyRole {
                 store(x.o, finished, stage);
                 pack<T>(x.s, x.p);
             }
-            ptx::wait(&shared.v_full[value.stage], value.parity);
-            add_values(x.o, x.p, keep);
-            wait_for_output(x);
+            if (ended != Ended::kPassing) catch_up(x, ended == Ended::kMore);
+            settle_output(x);
             settle_store();
             store(x.o, x.softmax, query.stage);
             settle_store();
             query.advance();
+            if (ended == Ended::kPassing) {
+                tile = next_after_passed();
+            } else if (F::kQueryStages == 1) {
+                tile = next_tile();
+            }
         }
     }
 };

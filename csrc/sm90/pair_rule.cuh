@@ -1,0 +1,57 @@
+// Whether neighbouring row tiles of a mask have enough column tiles in common to be worked on by two blocks together.
+//
+// In a pair, each block goes through the column tiles that either needs, and passes over those that only the other does. A row of
+// live tiles that begins or ends in the middle of a pair costs one such tile, so the changes at odd row tiles count them: a few
+// runs a column tile (row_runs.cuh), no look at the tiles.
+#pragma once
+
+#include "row_runs.cuh"
+
+namespace fm3 {
+
+constexpr int kSampledMasks = 8;  // of the batch items and mask heads of a call
+
+// Passed over at most one tile for this many live ones: loading for two saves about as much as that many tiles cost.
+constexpr int kLiveForPassed = 14;
+
+struct PairSums {
+    unsigned long long live, passed;
+};
+
+// Of one column tile.
+__device__ __forceinline__ void count_pairs(const RowRuns<kBlock>& runs, unsigned& live, unsigned& passed) {
+    int end = -1;  // of the live tiles so far
+#pragma unroll 1
+    for (int tile = runs.live_from(0); tile < runs.tiles; tile = runs.live_from(end)) {
+        if (tile != end) passed += tile % 2 + (end > 0 ? end % 2 : 0);
+        end = runs.alike_until(tile);
+        live += end - tile;
+    }
+    if (end > 0) passed += end % 2;
+}
+
+// By all threads of a block, which all get the same answer, as do those of all blocks. The mask has bounds. `sums`: shared.
+__device__ __forceinline__ bool pairs_pay(const Fm3Mask& m, int batch, PairSums& sums) {
+    if (threadIdx.x == 0) sums = {0, 0};
+    __syncthreads();
+    const int items = m.prepared_strides[0] != 0 ? batch : 1, heads = m.prepared_strides[1] != 0 ? m.heads : 1;
+    const int blocks = ceil_div(m.columns, kBlock);
+    const long long masks = (long long)(items) * heads;
+    const int sampled = int(min(masks, (long long)(kSampledMasks)));
+    unsigned live = 0, passed = 0;
+#pragma unroll 1
+    for (long long i = threadIdx.x; i < (long long)(sampled) * blocks; i += blockDim.x) {
+        const long long mask = i / blocks * masks / sampled;
+        const int block = int(i % blocks);
+        const int64_t at = prepared_index(m, int(mask / heads), int(mask % heads));
+        const int4* record = reinterpret_cast<const int4*>(m.bounds) + (at * blocks + block) * 6;
+        const int64_t first = int64_t(block) * kBlock;
+        count_pairs(RowRuns<kBlock>(m, load_bounds(record), first, first + kBlock), live, passed);
+    }
+    atomicAdd(&sums.live, (unsigned long long)(live));
+    atomicAdd(&sums.passed, (unsigned long long)(passed));
+    __syncthreads();
+    return sums.passed * kLiveForPassed <= sums.live;
+}
+
+}  // namespace fm3
