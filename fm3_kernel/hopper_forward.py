@@ -37,6 +37,9 @@ ALONE, PAIRS, EITHER = range(3)
 PAIRS_FROM = (16, 4)
 """Row tiles a head, and row tiles of all heads a multiprocessor: with fewer, pairs have too little to choose from."""
 
+PAIRED_HEAD_DIMS = (128, 256)
+"""Head dims at which loading for two pays: at 64 it is the softmax that takes the time, not the power that loads take."""
+
 
 class ForwardArgs(ctypes.Structure):
     """``Fm3ForwardArgs`` of ``csrc/sm90/forward_args.h``, field by field."""
@@ -114,7 +117,7 @@ class _Plan(NamedTuple):
     """What of a call follows from its sizes, strides, dtypes and device."""
 
     launch: tuple[ForwardArgs, Callable[..., int]] | None  # arguments and kernel; None: there is nothing to compute
-    pairs: bool  # whether there is enough to do for blocks in pairs
+    pairs: bool  # whether blocks in pairs may pay
     out: Layout
     lse: Layout
 
@@ -143,7 +146,8 @@ def _plan(q: Tensor, k: Tensor, v: Tensor, call: object) -> _Plan:
         )
         launch = args, function(f"forward_d{head_dim}", "fm3_forward", "pip")
         row_tiles = tile_count(rows)
-        pairs = row_tiles >= PAIRS_FROM[0] and row_tiles * heads * batch >= PAIRS_FROM[1] * args.multiprocessors
+        enough = row_tiles >= PAIRS_FROM[0] and row_tiles * heads * batch >= PAIRS_FROM[1] * args.multiprocessors
+        pairs = enough and head_dim in PAIRED_HEAD_DIMS
     plan = _Plan(
         launch,
         pairs,

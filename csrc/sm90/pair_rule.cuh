@@ -1,8 +1,8 @@
 // Whether neighbouring row tiles of a mask have enough column tiles in common to be worked on by two blocks together.
 //
-// In a pair, each block goes through the column tiles that either needs, and passes over those that only the other does. A row of
-// live tiles that begins or ends in the middle of a pair costs one such tile, so the changes at odd row tiles count them: a few
-// runs a column tile (row_runs.cuh), no look at the tiles.
+// In a pair, each block goes through the column tiles that either needs, and passes over those that only the other does. Down a
+// column of tiles, each run of live ones that begins or ends in the middle of a pair costs one such tile. So they are counted from
+// the runs (row_runs.cuh), a few a column, with no look at the tiles.
 #pragma once
 
 #include "row_runs.cuh"
@@ -11,8 +11,8 @@ namespace fm3 {
 
 constexpr int kSampledMasks = 8;  // of the batch items and mask heads of a call
 
-// Passed over at most one tile for this many live ones: loading for two saves about as much as that many tiles cost.
-constexpr int kLiveForPassed = 14;
+// Pairs pay while at most one tile is passed over for this many live ones (docs/kernel-log.md, line 22).
+constexpr int kLiveForPassed = 16;
 
 struct PairSums {
     unsigned long long live, passed;
@@ -48,8 +48,13 @@ __device__ __forceinline__ bool pairs_pay(const Fm3Mask& m, int batch, PairSums&
         const int64_t first = int64_t(block) * kBlock;
         count_pairs(RowRuns<kBlock>(m, load_bounds(record), first, first + kBlock), live, passed);
     }
-    atomicAdd(&sums.live, (unsigned long long)(live));
-    atomicAdd(&sums.passed, (unsigned long long)(passed));
+    // By warps first: hundreds of 64-bit additions to one place take as long as all else here.
+    live = __reduce_add_sync(~0u, live);
+    passed = __reduce_add_sync(~0u, passed);
+    if (threadIdx.x % 32 == 0) {
+        atomicAdd(&sums.live, (unsigned long long)(live));
+        atomicAdd(&sums.passed, (unsigned long long)(passed));
+    }
     __syncthreads();
     return sums.passed * kLiveForPassed <= sums.live;
 }
