@@ -22,6 +22,7 @@ from harness.cases import Group
 from harness.device import ClockSampler
 from harness.gate import Incorrect, check
 from harness.gate.oracle import Oracle
+from harness.gate.whole import Answers
 from harness.inputs import Inputs, make_inputs, make_mask
 from harness.resume import Planned
 from harness.timing import Event, Timer
@@ -63,22 +64,22 @@ def run_group(planned: Planned, timer: Timer, report: Report) -> None:
         tile_density=tile_density(mask),
     )
     inputs = make_inputs(problem, group.device)
-    oracle = Oracle(mask, inputs, problem.head_dim**-0.5)
+    answers = Answers(Oracle(mask, inputs, problem.head_dim**-0.5))
     ready = []
     for name in planned.kernels:
         report(event="start", kernel=name, phase="check")
-        competitor = _enter(name, group, mask, inputs, oracle, timer, report)
+        competitor = _enter(name, group, mask, inputs, answers, timer, report)
         if competitor is not None:
             ready.append(competitor)
             if group.team is not None:
                 competitor.forget()
-    del oracle
+    del answers
     if ready:
         _rounds(ready, planned, timer, report)
 
 
 def _enter(
-    name: str, group: Group, mask: ColumnMask, inputs: Inputs, oracle: Oracle, timer: Timer, report: Report
+    name: str, group: Group, mask: ColumnMask, inputs: Inputs, answers: Answers, timer: Timer, report: Report
 ) -> Competitor | None:
     """Prepare and check one competitor; None (and a verdict for every pass) when it cannot go on."""
     backend = backend_of(name, group)
@@ -111,7 +112,7 @@ def _enter(
         backend.prepare(group.problem, mask)
         timer.sync()
         setup_ms = (time.perf_counter() - begin) * 1000
-        errors = check(attend, backend.layout, mask, inputs, oracle, gradients, group.problem.seed)
+        errors = check(attend, backend.layout, mask, inputs, answers, gradients, group.problem.seed)
         facts: dict[str, Any] = backend.facts(inputs)
         facts |= {"setup_ms": round(setup_ms, 4), "compile_ms": round(compile_ms, 1), "errors": errors}
         facts["host_us"] = {pass_: timer.host_us(whole.call(pass_), 5) for pass_ in passes}

@@ -17,7 +17,7 @@ from torch import Tensor
 from harness.backends.base import Attend
 from harness.gate.census import Expected, HeadCensus, code_passes, expect
 from harness.gate.oracle import Blocks, Oracle
-from harness.gate.whole import whole
+from harness.gate.whole import Answers
 from harness.inputs import Inputs, to_bshd
 from masks.column_mask import ColumnMask
 
@@ -46,7 +46,7 @@ def check(
     layout: str,
     mask: ColumnMask,
     inputs: Inputs,
-    oracle: Oracle,
+    answers: Answers,
     gradients: bool,
     seed: int = 0,
 ) -> dict[str, float]:
@@ -54,7 +54,7 @@ def check(
 
     Args:
         attend: the prepared competitor, in its ``layout``.
-        inputs: ``[B, S, H, D]`` tensors; ``oracle`` is of the same.
+        inputs: ``[B, S, H, D]`` tensors; ``answers`` are of the same.
         gradients: check dq, dk and dv too.
 
     Returns:
@@ -64,8 +64,8 @@ def check(
         Incorrect: names the tensor, the block and the figures.
     """
     errors: dict[str, float] = {}
-    _check_blocks(attend, layout, inputs, oracle, gradients, seed, errors)
-    _check_census(attend, layout, mask, inputs, gradients, oracle.scale, seed, errors)
+    _check_blocks(attend, layout, inputs, answers, gradients, seed, errors)
+    _check_census(attend, layout, mask, inputs, gradients, answers.oracle.scale, seed, errors)
     return errors
 
 
@@ -84,15 +84,16 @@ def run(attend: Attend, layout: str, inputs: Inputs, gradients: bool) -> dict[st
 
 
 def _check_blocks(
-    attend: Attend, layout: str, inputs: Inputs, oracle: Oracle, gradients: bool, seed: int, errors: dict[str, float]
+    attend: Attend, layout: str, inputs: Inputs, answers: Answers, gradients: bool, seed: int, errors: dict[str, float]
 ) -> None:
+    oracle = answers.oracle
     result = run(attend, layout, inputs, gradients)
     for name, tensor in result.items():
         if tensor is not None and name != "lse" and not bool(torch.isfinite(tensor).all()):
             raise Incorrect(f"{name} holds values that are not finite", errors)
     lse = result["lse"]
     if max(oracle.rows, oracle.columns) <= SAMPLE_ABOVE:
-        for part in whole(oracle, gradients):
+        for part in answers.parts(gradients):
             if isinstance(part, Blocks):
                 _judge(result[part.tensor], part, errors)
             elif lse is not None:

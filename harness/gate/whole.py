@@ -1,6 +1,7 @@
 """The oracle where every block of every head is compared: several heads at once, and what blocks share computed once.
 
-The same answers as those of ``oracle``, head by head and block by block, in a third of the work.
+The same answers as those of ``oracle``, head by head and block by block, in a third of the work. They take most of the time of
+a check and are the same for all competitors of a group, so they are kept for the next one where there is room.
 """
 
 from __future__ import annotations
@@ -26,7 +27,40 @@ class Lse:
     exact: Tensor
 
 
-def whole(oracle: Oracle, gradients: bool) -> Iterator[Lse | Blocks]:
+Part = Lse | Blocks
+
+_SHARE_OF_FREE = 4
+"""One part in so many of the free memory of a GPU may be kept; a competitor may need the rest."""
+_KEPT_ON_A_HOST = 1 << 30
+"""Bytes that may be kept elsewhere."""
+
+
+class Answers:
+    """What :func:`whole` finds, found once for all competitors where there is room."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self.oracle = oracle
+        self._kept: dict[bool, list[Part]] = {}
+
+    def parts(self, gradients: bool) -> Iterator[Part]:
+        """The same as :func:`whole`."""
+        if gradients not in self._kept and self.bytes(gradients) <= self.room():
+            self._kept[gradients] = list(whole(self.oracle, gradients))
+        yield from self._kept[gradients] if gradients in self._kept else whole(self.oracle, gradients)
+
+    def bytes(self, gradients: bool) -> int:
+        """Of all parts: right values and those of the dtype, in high precision."""
+        x = self.oracle.inputs
+        elements = x.q.numel() + (x.q.numel() + x.k.numel() + x.v.numel() if gradients else 0)
+        return 2 * elements * self.oracle.high.itemsize
+
+    def room(self) -> int:
+        """Bytes that may be kept now."""
+        device = self.oracle.inputs.q.device
+        return torch.cuda.mem_get_info(device)[0] // _SHARE_OF_FREE if device.type == "cuda" else _KEPT_ON_A_HOST
+
+
+def whole(oracle: Oracle, gradients: bool) -> Iterator[Part]:
     """LSE, out and with ``gradients`` dq, dk and dv: all rows and columns of all heads and batch items."""
     together = max(1, CHUNK // max(1, oracle.rows * oracle.columns))
     for item in range(oracle.inputs.q.shape[0]):
@@ -34,7 +68,7 @@ def whole(oracle: Oracle, gradients: bool) -> Iterator[Lse | Blocks]:
             yield from _groups(oracle, item, range(first, min(first + together, oracle.kv_heads)), gradients)
 
 
-def _groups(oracle: Oracle, item: int, kv_heads: Sequence[int], gradients: bool) -> Iterator[Lse | Blocks]:
+def _groups(oracle: Oracle, item: int, kv_heads: Sequence[int], gradients: bool) -> Iterator[Part]:
     """The groups of some KV heads, one query head of each at a time."""
     group = oracle.heads // oracle.kv_heads
     sums: list[list[Tensor]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,8 @@ from fm3_kernel import reference
 from harness.cases import MaskSpec, Problem
 from harness.gate import Incorrect, check
 from harness.gate.census import HeadCensus, code_passes
-from harness.gate.oracle import Oracle
-from harness.gate.whole import Lse, whole
+from harness.gate.oracle import Blocks, Oracle
+from harness.gate.whole import Answers, Lse, Part, whole
 from harness.inputs import Inputs, make_inputs, make_mask
 from masks.column_mask import BLOCK, ColumnMask, tile_count
 from masks.dense import dense
@@ -86,7 +87,7 @@ class Bench:
             self.classes if forward is None else forward,
             self.classes if backward is None else backward,
         )
-        return check(lossy, "bshd", self.mask, self.inputs, self.oracle, gradients=True)
+        return check(lossy, "bshd", self.mask, self.inputs, Answers(self.oracle), gradients=True)
 
     def without(self, kind: int, which: int) -> torch.Tensor:
         """The class map with one live tile of a kind missing."""
@@ -149,7 +150,7 @@ def test_nan_infinity_and_a_wrong_base_are_caught() -> None:
             return fault(*right(q, k, v))
 
         with pytest.raises(Incorrect, match=message):
-            check(attend, "bshd", bench.mask, bench.inputs, bench.oracle, gradients=False)
+            check(attend, "bshd", bench.mask, bench.inputs, Answers(bench.oracle), gradients=False)
 
 
 def test_rows_without_keys_must_be_exactly_zero() -> None:
@@ -168,7 +169,7 @@ def test_rows_without_keys_must_be_exactly_zero() -> None:
         return out + 1e-12 * (lse == -math.inf).transpose(1, 2).unsqueeze(-1), lse
 
     with pytest.raises(Incorrect, match="census of out"):
-        check(leaky, "bshd", bench.mask, bench.inputs, bench.oracle, gradients=False)
+        check(leaky, "bshd", bench.mask, bench.inputs, Answers(bench.oracle), gradients=False)
 
 
 @settings(max_examples=60, deadline=None)
@@ -236,7 +237,7 @@ def test_a_wrong_head_in_the_middle_is_caught(
     right = Lossy(bench.mask, bench.scale, bench.classes, bench.classes)
     assert max(bench.judge().values()) <= 1
     with pytest.raises(Incorrect):
-        check(wrong_heads(kind, right), "bshd", bench.mask, bench.inputs, bench.oracle, gradients=gradients)
+        check(wrong_heads(kind, right), "bshd", bench.mask, bench.inputs, Answers(bench.oracle), gradients=gradients)
 
 
 # -- several heads at once ------------------------------------------------------------------------------------------------
@@ -276,6 +277,32 @@ def test_all_heads_at_once_are_what_each_of_them_is(mask: ColumnMask, dtype: tor
             rounded = 1e-5 if dtype == torch.float32 else 0.05
             for here, there, close in ((exact, one.exact[0], 1e-5), (plain, one.plain[0], rounded)):
                 torch.testing.assert_close(here, there, rtol=close, atol=close)
+
+
+def test_answers_are_found_once_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = ColumnMask(causal=True, seqlen_q=200, seqlen_k=200)
+    q, dout = (torch.randn((2, 200, 4, 16)) for _ in range(2))
+    k, v = (torch.randn((2, 200, 2, 16)) for _ in range(2))
+    found: list[bool] = []
+
+    def counted(oracle: Oracle, gradients: bool) -> Iterator[Part]:
+        found.append(gradients)
+        yield from whole(oracle, gradients)
+
+    monkeypatch.setattr("harness.gate.whole.whole", counted)
+    answers = Answers(Oracle(mask, Inputs(q, k, v, dout), 0.25))
+    first, again, forward = (list(answers.parts(gradients)) for gradients in (True, True, False))
+    assert found == [True, False]
+    assert all(one is other for one, other in zip(first, again, strict=True))
+    assert {part.tensor for part in forward if isinstance(part, Blocks)} == {"out"}
+    kept = [x for part in first if isinstance(part, Blocks) for x in (part.exact, part.plain)]
+    # But for the padding of the last block of 128 rows.
+    assert answers.bytes(True) == sum(x.nbytes for x in kept) * 200 // 256
+    monkeypatch.setattr("harness.gate.whole._KEPT_ON_A_HOST", answers.bytes(True) - 1)
+    without_room = Answers(answers.oracle)
+    for _ in range(2):
+        assert len(list(without_room.parts(True))) == len(first)
+    assert found == [True, False, True, True]
 
 
 def test_an_infinite_lse_is_incorrect_with_figures_that_a_row_can_hold() -> None:
