@@ -156,7 +156,7 @@ def test_nan_infinity_and_a_wrong_base_are_caught() -> None:
 def test_rows_without_keys_must_be_exactly_zero() -> None:
     """A hair of leaked gradient in a dead row is a fault, however small."""
     length = 200
-    lts = torch.full((1, 1, length), 50, dtype=torch.int32)
+    lts = torch.full((1, 1, length), 50, dtype=torch.int32, device=DEVICE)
     bench = Bench(problem_of("causal", length))
     bench.mask = ColumnMask(lts=lts, lte=torch.full_like(lts, 150), causal=True, seqlen_q=length, seqlen_k=length)
     bench.oracle = Oracle(bench.mask, bench.inputs, bench.scale)
