@@ -1,4 +1,5 @@
-"""What README.md says from the committed rows, the results and the claims: ``python -m harness.readme``.
+"""What pages say from the committed rows: ``python -m harness.readme``. README.md has the results and the claims,
+docs/kernel-log.md how the Hopper kernels stand beside the best ones known.
 
 The text between two markers is replaced, everything else stays. A test fails when it is not what the rows say.
 """
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from harness import outputs
+from harness.claims import peers
 from harness.claims.judge import judge
 from harness.claims.text import for_readme
 from harness.complaint import complain
@@ -25,7 +27,8 @@ from plots.style import length_label, rank, title_of
 OK, USAGE, BAD_DATA = 0, 2, 4
 
 RESULTS, CLAIMS = "results", "claims"
-"""Names of the two parts, as in ``<!-- results: begin -->`` and ``<!-- results: end -->``."""
+"""Names of README.md's parts, as in ``<!-- results: begin -->`` and ``<!-- results: end -->``."""
+LOG = "docs/kernel-log.md"
 LENGTHS = (8192, 32768)
 _SETTING = {
     "gpu": "NVIDIA H200", "protocol": "sustained", "heads": 32, "kv_heads": 32, "head_dim": 128, "dtype": "bfloat16",
@@ -71,21 +74,36 @@ def updated(text: str, cells: Sequence[Cell]) -> str:
     return with_part(with_part(text, RESULTS, table(cells)), CLAIMS, for_readme(judge(cells, read_published())))
 
 
+def updated_log(text: str, cells: Sequence[Cell]) -> str:
+    """The kernel log's text with a part for each pass, ``forward`` and ``backward``.
+
+    Raises:
+        MarkerError: a marker is missing.
+    """
+    published = read_published()
+    for pass_ in ("forward", "backward"):
+        text = with_part(text, pass_, peers.table(peers.standings(cells, published, pass_)))
+    return text
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Rewrite README.md in place.
+    """Rewrite the pages in place.
 
     Exit code: 0, 2 no checkout, no rows, a missing marker or a page that cannot be written, 4 rows or figures in another form.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m harness.readme", description="Rewrite the tables of README.md from the committed rows."
+        prog="python -m harness.readme",
+        description="Rewrite the tables of README.md and of the kernel log from the committed rows.",
     )
     parser.parse_args(arguments)
     try:
-        path, results = of_checkout("README.md"), of_checkout("results")
+        path, log, results = of_checkout("README.md"), of_checkout(LOG), of_checkout("results")
         cells = cells_of(load_rows(results))
         if not cells:
             return complain("readme", no_rows(results), USAGE)
-        outputs.write({path: updated(path.read_text(encoding="utf-8"), cells)})
+        pages = {path: updated(path.read_text(encoding="utf-8"), cells)}
+        pages[log] = updated_log(log.read_text(encoding="utf-8"), cells)
+        outputs.write(pages)
     except (RowError, PublishedError) as error:
         return complain("readme", str(error), BAD_DATA)
     except (CheckoutError, MarkerError) as error:

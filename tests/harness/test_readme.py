@@ -1,4 +1,4 @@
-"""README.md says what the rows say, and its commands exist."""
+"""README.md and the kernel log say what the rows say, and the README's commands exist."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from row_factory import make_rounds
 from harness import provenance
 from harness.marked import with_part
 from harness.provenance import ROOT
-from harness.readme import CLAIMS, RESULTS, main, table, updated
+from harness.readme import CLAIMS, LOG, RESULTS, main, table, updated, updated_log
 from plots.cells import cells_of, load_rows
 
 README = (ROOT / "README.md").read_text()
 
 
 def test_it_says_what_the_committed_rows_say() -> None:
-    assert updated(README, cells_of(load_rows(ROOT / "results"))) == README, "run `make summary`"
+    cells = cells_of(load_rows(ROOT / "results"))
+    assert updated(README, cells) == README, "run `make summary`"
+    log = (ROOT / LOG).read_text()
+    assert updated_log(log, cells) == log, "run `make summary`"
 
 
 def test_the_table_shows_both_passes_of_one_shape_and_a_dash_for_what_is_missing() -> None:
@@ -52,12 +55,13 @@ def test_where_there_is_no_page_or_no_row_one_line_says_so(
 ) -> None:
     """As in an installed copy, which has neither; then step by step what a checkout has."""
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
-    page = tmp_path / "README.md"
-    for made, said in ((None, "no README.md in"), (page, "no results in"), (tmp_path / "results" / "rows", "no rows below")):
-        if made == page:
-            page.write_text(README)
+    page, log, rows = tmp_path / "README.md", tmp_path / LOG, tmp_path / "results" / "rows"
+    for made, said in ((None, "no README.md in"), (page, f"no {LOG} in"), (log, "no results in"), (rows, "no rows below")):
+        if made == rows:
+            rows.mkdir(parents=True)
         elif made is not None:
-            made.mkdir(parents=True)
+            made.parent.mkdir(exist_ok=True)
+            made.write_text(README)
         assert main([]) == 2
         told = capsys.readouterr().err
         assert told.startswith(f"readme: {said}") and told.count("\n") == 1
@@ -66,7 +70,9 @@ def test_where_there_is_no_page_or_no_row_one_line_says_so(
 
 def test_a_word_that_it_does_not_know_changes_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
-    (tmp_path / "README.md").write_text(README)
+    for page in ("README.md", LOG):
+        (tmp_path / page).parent.mkdir(exist_ok=True)
+        (tmp_path / page).write_text(README)
     with pytest.raises(SystemExit) as left:
         main(["results/local"])
     assert left.value.code == 2
