@@ -1,7 +1,7 @@
 """This project's kernel beside the best ones known: what both reach of cuDNN's full attention of the same length.
 
-Nobody's kernel is best everywhere, so the best of the published series is taken case by case. Each side is compared with the cuDNN
-that ran beside it (``harness.claims.anchor``), since they did not run together; operations are counted by 128x128 tiles.
+Nobody's kernel is best everywhere, so the best of the published series is taken case by case. Each side is compared with the
+cuDNN that ran beside it (``harness.claims.anchor``), since they did not run together; operations are counted by 128x128 tiles.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Standing:
 
 
 def standings(cells: Sequence[Cell], published: Sequence[Published], pass_: str) -> list[Standing]:
-    """Every mask and length of the paper's table. At 128K tokens a published kernel is held to what it reached at 32K, where that
-    was more: some of them fall off there.
+    """Every mask and length of the paper's table. At 128K tokens a published kernel is held to what it reached at 32K, where
+    that was more: some of them fall off there.
     """
     evidence = Evidence([cell for cell in cells if all(cell[name] == value for name, value in _SHAPE.items())], published)
     best: dict[tuple[str, int], tuple[float, str]] = {}
