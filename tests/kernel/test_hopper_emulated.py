@@ -1,8 +1,8 @@
-"""The Hopper backward kernel's own code on the CPU: every thread a fiber, every instruction as documented (``emulated/``).
+"""The Hopper kernels' own code on the CPU: every thread a fiber, every instruction as documented (``emulated/``).
 
 It shows that fragments, swizzles, descriptors, barriers and sums fit together: copies and products happen at any time that
-their barriers and waits allow. What it cannot show is what the compiler makes of it, and blocks beside each other: that is for
-the tests on a GPU.
+their barriers and waits allow. What it cannot show is what the compiler makes of it, and blocks beside each other but for the two
+of a cluster: that is for the tests on a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from emulator import EXP2, build_emulator, check_gradients, draw_inputs, family_
 from hypothesis import HealthCheck, settings
 from test_build import NO_NVCC
 
-from fm3_kernel import hopper, hopper_backward, reference
+from fm3_kernel import hopper, hopper_backward, hopper_forward, reference
 from masks.column_mask import ColumnMask, pack_block_mask
 from masks.families import FAMILIES
 
@@ -36,6 +36,15 @@ SUBSTITUTES = {
         (r"const EncodeTiled encode_tiled.*?cudaErrorInvalidValue;", "return emulated_map(map, x, box_rows, box_chunks);"),
     ],
     "sm90/hidden_bits.cuh": [(r"asm\(\"bmsk.*?;\n", "mask = x >= 32 ? ~0u : (1u << max(x, 0)) - 1;\n")],
+    "sm90/forward.cuh": [(r"extern __shared__ uint8_t memory\[\];", "uint8_t* memory = device::memory_of_block();")],
+    "sm90/launch_forward.cuh": [
+        (r"cudaGetDevice\(&device\);", "(device = 0, cudaSuccess);"),
+        (r"cudaFuncSetAttribute\(.*?\);", "cudaSuccess;"),
+        (
+            r"cudaLaunchAttribute clusters.*?return cudaLaunchKernelEx\(.*?\);",
+            "return device::run(cluster, kernel, F::kThreads, args, maps, sharing);",
+        ),
+    ],
     "sm90/backward.cuh": [(r"extern __shared__ uint8_t memory\[\];", "")],
     "sm90/backward_sums.cuh": [
         (r"asm volatile\(\"ld\..*?\n", "found = *at;\n"),
@@ -56,7 +65,7 @@ SUBSTITUTES = {
     "sm90/fragments.cuh": [(MATRICES.format(""), r"ptx::store_matrices(\1, \2, false);")],
     "sm90/launch_backward.cuh": [
         (r"cudaFuncSetAttribute\(.*?\);", "cudaSuccess;"),
-        (r"kernel<<<.*?return cudaGetLastError\(\);", "return device::run(kernel, F::kThreads, args, maps);"),
+        (r"kernel<<<.*?return cudaGetLastError\(\);", "return device::run(1, kernel, F::kThreads, args, maps);"),
         ("40 << 20", "1 << 18"),  # heads of some hundred rows are long already
     ],
 }
@@ -68,9 +77,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 class Device:
-    """What the emulated device is given: the seed that decides who comes first, how many KV heads have room for their sums."""
+    """What the emulated device is given: the seed that decides who comes first, how many KV heads have room for their sums, who
+    loads for whom in the forward pass."""
 
-    seed, slots = 0, 4
+    seed, slots, sharing = 0, 4, hopper_forward.ALONE
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -79,11 +89,14 @@ class Device:
     def function(self, library: str, name: str, signature: str) -> Callable[..., int]:
         """In the place of :func:`fm3_kernel.hopper.function`."""
 
-        def call(args: Any, stream: int) -> int:
+        def call(args: Any, *rest: int) -> int:
             if library == "backward_rows":
                 self.library.emulate_rows(args)
                 return 0
-            return int(self.library.emulate_backward(args, int(library.split("_d")[1]), self.seed))
+            head_dim = int(library.split("_d")[1])
+            if name == "fm3_forward":
+                return int(self.library.emulate_forward(args, rest[0], head_dim, self.seed))
+            return int(self.library.emulate_backward(args, head_dim, self.seed))
 
         return call
 
@@ -91,8 +104,12 @@ class Device:
 @pytest.fixture
 def device(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Device:
     found = Device(library)
-    run_here(monkeypatch, hopper_backward, found.function)
-    monkeypatch.setattr(hopper_backward, "counters", lambda device, stream, count: (found.counters.data_ptr(), None))
+    for module in (hopper_forward, hopper_backward):
+        run_here(monkeypatch, module, found.function)
+        monkeypatch.setattr(module, "counters", lambda device, stream, count: (found.counters.data_ptr(), None))
+    monkeypatch.setattr(hopper_forward, "_plans", {})
+    monkeypatch.setattr(hopper_forward, "_empty_strided", None)
+    monkeypatch.setattr(hopper_forward, "_sharing", lambda plan, mask: found.sharing)
     monkeypatch.setattr(hopper_backward, "sums_in_turn", lambda sums, kv_heads: min(found.slots, kv_heads))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=1))
     return found
@@ -157,3 +174,57 @@ def test_random_masks(mask: ColumnMask, head_dim: int, seed: int, device: Device
     device.seed, device.slots = seed, 1 + seed % 3
     if 0 not in (mask.seqlen_q, mask.seqlen_k):
         compare(device, mask, head_dim, deterministic=seed % 5 == 0)
+
+
+def compare_forward(
+    device: Device, mask: ColumnMask, head_dim: int, dtype: torch.dtype = torch.bfloat16, heads: int = 4, kv_heads: int = 2
+) -> None:
+    """Output and LSE of blocks alone and in pairs against the reference in fp32; the same bits from both, and as the mask has it."""
+    scale = head_dim**-0.5
+    q, k, v, _, _ = draw_inputs(mask, heads, kv_heads, head_dim, dtype)
+    exact, exact_lse = reference.forward(q.float(), k.float(), v.float(), mask, scale)
+    tensors = hopper.MaskTensors.of(mask)
+    found = []
+    ways = [hopper_forward.ALONE, hopper_forward.PAIRS] + [hopper_forward.EITHER] * (mask.lts is not None)
+    for device.sharing in ways:
+        out, lse = hopper_forward.forward(q, k, v, tensors, scale)
+        torch.testing.assert_close(lse, exact_lse, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(out.float(), exact, rtol=0, atol=2e-2 if dtype == torch.bfloat16 else 4e-3)
+        assert bool((out[(exact_lse == -torch.inf).transpose(1, 2)] == 0).all())
+        assert not bool(device.counters.any())
+        found.append((out, lse))
+    assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_forward_of_families(family: str, device: Device) -> None:
+    number = list(FAMILIES).index(family)
+    device.seed = number
+    compare_forward(
+        device, family_mask(family), (128, 64, 128, 256)[number % 4], (torch.float16, torch.bfloat16)[number % 3 > 0]
+    )
+
+
+@pytest.mark.parametrize("head_dim", hopper.HEAD_DIMS)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (63, 65), (129, 64), (300, 500), (641, 129)])
+def test_forward_of_lengths(rows: int, columns: int, head_dim: int, device: Device) -> None:
+    """One row tile, an odd number of them, one block with nothing to do."""
+    device.seed = rows
+    compare_forward(device, ColumnMask(causal=rows != 63, seqlen_q=rows, seqlen_k=columns), head_dim, heads=2)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_forward_where_neighbours_need_different_tiles(seed: int, device: Device) -> None:
+    """Tiles kept by chance: passed over at the beginning, in the middle and at the end of row tiles, whole row tiles passed over."""
+    generator = torch.Generator().manual_seed(seed)
+    lts = torch.randint(0, 700, (2, 2, 640), generator=generator, dtype=torch.int32)
+    blocks = pack_block_mask(torch.rand((2, 2, 5, 5), generator=generator) < (0.3, 0.6)[seed % 2])
+    device.seed = seed
+    compare_forward(device, ColumnMask(lts, None, None, None, blocks, True, 577, 640), hopper.HEAD_DIMS[seed % 3], heads=2)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@random_cases()
+def test_forward_of_random_masks(mask: ColumnMask, head_dim: int, seed: int, device: Device) -> None:
+    device.seed = seed
+    compare_forward(device, mask, head_dim)

@@ -1,8 +1,9 @@
 // A block of CUDA threads on a CPU: every thread a fiber, every collective a place where fibers meet.
 //
-// Just enough for csrc/sm80 and the backward pass of csrc/sm90, whose own code runs on it; only the headers with instructions have
-// others in their place, beside this one. Warps advance in random order, each as far as it gets alone, and copies land as early or
-// as late as they may: what is missing a barrier or a wait comes out wrong. Included before everything else.
+// Just enough for csrc/sm80 and csrc/sm90, whose own code runs on it; only the headers with instructions have others in their place,
+// beside this one. Warps advance in random order, each as far as it gets alone, and copies land as early or as late as they may:
+// what is missing a barrier or a wait comes out wrong. The blocks of a cluster run beside each other, all others one after the
+// other. Included before everything else.
 #pragma once
 
 #include <setjmp.h>
@@ -28,7 +29,8 @@ using std::min;
 
 namespace fm3::sm80 {
 
-alignas(1024) unsigned char memory[1 << 18];  // what kernels declare as shared memory
+constexpr unsigned kMemory = 1 << 18;  // of a block
+alignas(1024) unsigned char memory[2 * kMemory];  // what kernels declare as shared memory, of both blocks of a cluster
 
 }  // namespace fm3::sm80
 
@@ -84,16 +86,19 @@ struct Warp {
 
 inline std::vector<Thread> threads;
 inline std::vector<Warp> warps;
-inline Meeting block;
+inline Meeting blocks[2], cluster;
 inline std::vector<Pending> pending;
-inline unsigned current, block_index;
-inline bool late;  // copies land when they are waited for, not when they are begun
+inline unsigned current, first_block, in_block, grid;  // this thread, its cluster's first block, threads of a block, all blocks
+inline bool late;  // copies land when they are waited for, or long after they are begun
 inline jmp_buf scheduler;
 inline std::function<void()> kernel;
 inline std::mt19937 chance;
-inline unsigned char (&shared)[1 << 18] = fm3::sm80::memory;
+using fm3::sm80::kMemory;
+inline unsigned char (&shared)[2 * kMemory] = fm3::sm80::memory;
 
 inline Thread& me() { return threads[current]; }
+inline unsigned rank() { return current / in_block; }  // of the block in its cluster
+inline unsigned char* memory_of_block() { return shared + rank() * kMemory; }
 inline Warp& my_warp() { return warps[current / 32]; }
 
 inline void yield() {
@@ -154,13 +159,14 @@ inline void resume(unsigned thread) {
     _longjmp(me().state, 1);
 }
 
-// Runs a kernel of one-dimensional blocks, one block after the other. False: it has not ended in any reasonable time.
-inline bool launch(unsigned blocks, unsigned count, const std::function<void()>& body) {
-    kernel = body;
-    for (block_index = 0; block_index < blocks; ++block_index) {
+// Runs a kernel of one-dimensional blocks, one cluster after the other. False: it has not ended in any reasonable time.
+inline bool launch(unsigned count_of_blocks, unsigned count_of_threads, const std::function<void()>& body, unsigned in_cluster = 1) {
+    kernel = body, grid = count_of_blocks, in_block = count_of_threads;
+    for (first_block = 0; first_block < grid; first_block += in_cluster) {
+        const unsigned count = in_cluster * in_block;
         threads = std::vector<Thread>(count);
         warps = std::vector<Warp>(count / 32);
-        block = {};
+        blocks[0] = blocks[1] = cluster = {};
         std::memset(shared, 0xFF, sizeof(shared));  // NaN
         for (Thread& thread : threads) {
             constexpr size_t kStack = 1 << 16;
@@ -174,8 +180,8 @@ inline bool launch(unsigned blocks, unsigned count, const std::function<void()>&
         std::vector<unsigned> running(count / 32);
         for (unsigned i = 0; i < running.size(); ++i) running[i] = i;
         for (int turns = 0; !running.empty(); ++turns) {
-            if (turns == 2000000) return false;
-            while (!pending.empty() && chance() % 8 == 0) {
+            if (turns == 2000000) return false;  // for one cluster
+            while (!pending.empty() && chance() % (late ? 100 : 8) == 0) {
                 const size_t next = chance() % pending.size();
                 const auto land = pending[next].land;
                 pending.erase(pending.begin() + next);
@@ -213,13 +219,14 @@ inline bool launch(unsigned blocks, unsigned count, const std::function<void()>&
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __global__ static
-#define threadIdx (device::Index{device::current})
-#define blockIdx (device::Index{device::block_index})
-#define gridDim (device::Index{1})
+#define threadIdx (device::Index{device::current % device::in_block})
+#define blockIdx (device::Index{device::first_block + device::rank()})
+#define blockDim (device::Index{device::in_block})
+#define gridDim (device::Index{device::grid})
 
 inline void __syncthreads() {
     device::me().at_barrier = true;
-    device::meet(device::block, int(device::threads.size()), [] {});
+    device::meet(device::blocks[device::rank()], int(device::in_block), [] {});
     device::me().at_barrier = false;
 }
 
@@ -253,6 +260,19 @@ inline unsigned __ballot_sync(unsigned, bool value) {
 
 inline bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
 inline bool __all_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) == ~0u; }
+
+inline unsigned __reduce_add_sync(unsigned, unsigned value) {
+    const uint64_t* values = device::gathered(value);
+    unsigned sum = 0;
+    for (int lane = 0; lane < 32; ++lane) sum += device::of_lane<unsigned>(values, lane);
+    return sum;
+}
+inline unsigned __reduce_or_sync(unsigned, unsigned value) {
+    const uint64_t* values = device::gathered(value);
+    unsigned bits = 0;
+    for (int lane = 0; lane < 32; ++lane) bits |= device::of_lane<unsigned>(values, lane);
+    return bits;
+}
 
 template <typename T>
 T __ldg(const T* x) { return *x; }

@@ -1,4 +1,4 @@
-// The backward pass of csrc/sm90 behind C functions, on the emulated device: one block takes all items.
+// The kernels of csrc/sm90 behind C functions, on the emulated device: one block, or one cluster of two, takes all items.
 #include <cuda_runtime.h>
 
 #include "device.h"
@@ -7,17 +7,31 @@
 namespace device {
 
 template <typename Kernel, typename... Args>
-cudaError_t run(Kernel kernel, unsigned count, const Args&... args);
+cudaError_t run(unsigned in_cluster, Kernel kernel, unsigned count, const Args&... args);
 
 }  // namespace device
 
 #include "sm90/launch_backward.cuh"
+#include "sm90/launch_forward.cuh"
 
 template <typename Kernel, typename... Args>
-cudaError_t device::run(Kernel kernel, unsigned count, const Args&... args) {
+cudaError_t device::run(unsigned in_cluster, Kernel kernel, unsigned count, const Args&... args) {
     for (auto& of_warpgroup : fm3::ptx::products) of_warpgroup = {};
-    if (!launch(1, count, [&] { kernel(args...); })) return cudaErrorLaunchTimeout;
+    if (!launch(in_cluster, count, [&] { kernel(args...); }, in_cluster)) return cudaErrorLaunchTimeout;
     return pending.empty() ? cudaSuccess : cudaErrorUnknown;
+}
+
+extern "C" int emulate_forward(const Fm3ForwardArgs* args, int sharing, int head_dim, int seed) {
+    device::late = seed % 2 == 0;
+    device::chance.seed(seed);
+    const auto launch = [&](auto type) {
+        using T = decltype(type);
+        if (head_dim == 64) return fm3::launch_forward<64, T>(*args, sharing, nullptr);
+        if (head_dim == 128) return fm3::launch_forward<128, T>(*args, sharing, nullptr);
+        if (head_dim == 256) return fm3::launch_forward<256, T>(*args, sharing, nullptr);
+        return cudaErrorInvalidValue;
+    };
+    return int(args->bf16 ? launch(__nv_bfloat16{}) : launch(__half{}));
 }
 
 extern "C" int emulate_backward(const Fm3BackwardArgs* args, int head_dim, int seed) {

@@ -13,14 +13,14 @@ using namespace fm3::sm80;
 template <int kD, typename T>
 void run_forward(const Fm3ForwardArgs& args) {
     using F = Forward<kD>;
-    static_assert(sizeof(typename F::template Shared<T>) <= sizeof(device::shared));
+    static_assert(sizeof(typename F::template Shared<T>) <= device::kMemory);
     const int blocks = fm3::ceil_div(args.mask.rows, fm3::kBlock) * F::kRowTiles * args.heads * args.batch;
     device::launch(blocks, F::kThreads, [&] { forward<kD, T>(args); });
 }
 
 template <typename F, typename T>
 void run_backward(const Fm3BackwardArgs& args) {
-    static_assert(sizeof(typename F::template Shared<T>) <= sizeof(device::shared));
+    static_assert(sizeof(typename F::template Shared<T>) <= device::kMemory);
     const int blocks = fm3::ceil_div(args.mask.columns, F::kN) * args.kv_heads * args.batch;
     const auto kernel = args.fixed != nullptr ? backward<F, T, true> : backward<F, T, false>;
     device::launch(blocks, F::kThreads, [&] { kernel(args); });

@@ -1,4 +1,5 @@
-// In the place of csrc/sm90/ptx/mma.cuh, of which the backward pass needs what moves matrices: see wgmma.cuh.
+// In the place of csrc/sm90/ptx/mma.cuh. What moves matrices is in wgmma.cuh.
 #pragma once
 
+#include "product.cuh"
 #include "wgmma.cuh"

@@ -3,12 +3,13 @@
 
 namespace fm3::ptx {
 
-inline device::Meeting named[16];
+inline device::Meeting named[2][16];  // of each block of a cluster
 
 inline void named_sync(int id, int threads) {
-    const unsigned generation = named[id].generation;
-    if (++named[id].arrived == threads) named[id] = {0, generation + 1};
-    device::wait_until([=] { return named[id].generation != generation; });
+    device::Meeting& meeting = named[device::rank()][id];
+    const unsigned generation = meeting.generation;
+    if (++meeting.arrived == threads) meeting = {0, generation + 1};
+    device::wait_until([&] { return meeting.generation != generation; });
 }
 
 template <int kRegisters>

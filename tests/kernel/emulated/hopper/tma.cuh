@@ -41,18 +41,24 @@ void for_box(const CUtensorMap* map, uint32_t at, int position, int first_chunk,
     }
 }
 
-inline void tma_load(void* to, const CUtensorMap* map, Barrier* barrier, int position, int head, int item, uint64_t) {
-    const uint32_t at = shared_address(to);
+// `at`: address in the memory of all blocks of the cluster.
+inline void begin_load(uint32_t at, const CUtensorMap* map, Barrier* barrier, int position, int chunk, int head, int item) {
     if (at % 1024 != 0) std::abort();
     device::pending.push_back({kNobody, [=] {
                                    int bytes = 0;
-                                   for_box(map, at, position, 0, head, item, [&](uint16_t* place, const uint16_t* element) {
+                                   for_box(map, at, position, chunk, head, item, [&](uint16_t* place, const uint16_t* element) {
                                        *place = element != nullptr ? *element : 0;
                                        bytes += 2;
                                    });
                                    come(barrier, 0, bytes);
                                }});
 }
+
+inline void tma_load(void* to, const CUtensorMap* map, Barrier* barrier, int position, int head, int item, uint64_t) {
+    begin_load(shared_address(to), map, barrier, position, 0, head, item);
+}
+
+inline void prefetch(const CUtensorMap*) {}
 
 inline void tma_store(const CUtensorMap* map, const void* from, int position, int chunk, int head, int item) {
     const uint32_t at = shared_address(from);

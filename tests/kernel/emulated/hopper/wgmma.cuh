@@ -25,7 +25,7 @@ struct Products {
     }
 };
 
-inline std::vector<Products> products(4);
+inline std::vector<Products> products(8);  // of all warpgroups of a cluster
 
 inline unsigned in_warpgroup() { return device::current % 128; }
 inline Products& mine() { return products[device::current / 128]; }
@@ -60,19 +60,19 @@ template <int kCount>
 void hold(float (&)[kCount]) {}
 
 inline uint64_t descriptor(const void* tile, int chunk_bytes) {
-    return (shared_address(tile) >> 4) | uint64_t(chunk_bytes >> 4) << 16 | uint64_t(1024 >> 4) << 32 | 1ull << 62;
+    return (shared_address(tile) % device::kMemory >> 4) | uint64_t(chunk_bytes >> 4) << 16 | uint64_t(1024 >> 4) << 32 | 1ull << 62;
 }
 
 enum class Major : int { kK = 0, kMN = 1 };
 
-// Element (i, k) of an operand in the 128-byte swizzle, i along M or N.
+// Element (i, k) of an operand in the 128-byte swizzle, i along M or N, in the memory of a block.
 template <typename T>
-float element(uint64_t descriptor, Major major, int i, int k) {
+float element(const unsigned char* memory, uint64_t descriptor, Major major, int i, int k) {
     const uint32_t start = descriptor % (1 << 14) << 4, chunk = (descriptor >> 16) % (1 << 14) << 4, eight_rows = (descriptor >> 32) % (1 << 14) << 4;
     const uint32_t along_k = start + i / 8 * eight_rows + i % 8 * 128 + 2 * k;
     const uint32_t along_i = start + i / 64 * chunk + k / 8 * eight_rows + k % 8 * 128 + 2 * (i % 64);
     uint16_t bits;
-    std::memcpy(&bits, device::shared + swizzled(major == Major::kK ? along_k : along_i), 2);
+    std::memcpy(&bits, memory + swizzled(major == Major::kK ? along_k : along_i), 2);
     return number(bits, T{});
 }
 
@@ -86,10 +86,11 @@ struct Wgmma {
         x.sums[in_warpgroup()] = sums;
         together([&] {
             const std::vector<float*> to(x.sums, x.sums + 128);
+            const unsigned char* memory = device::memory_of_block();
             x.open.push_back([=, of_a = OfA(make_a(x))] {
                 std::vector<float> left(64 * 16), right(kN * 16);
                 for (int i = 0; i < 64 * 16; ++i) left[i] = of_a(i / 16, i % 16);
-                for (int i = 0; i < kN * 16; ++i) right[i] = element<T>(b, kMajorB, i / 16, i % 16);
+                for (int i = 0; i < kN * 16; ++i) right[i] = element<T>(memory, b, kMajorB, i / 16, i % 16);
                 for (int thread = 0; thread < 128; ++thread) {
                     for (int r = 0; r < kN / 2; ++r) {
                         const float* row = &left[16 * (thread / 32 * 16 + thread % 32 / 4 + r / 2 % 2 * 8)];
@@ -105,7 +106,8 @@ struct Wgmma {
 
     template <Major kMajorA = Major::kK>
     static void shared(float (&sums)[kN / 2], uint64_t a, uint64_t b, int add) {
-        begin(sums, b, add, [=](const Products&) { return [=](int i, int k) { return element<T>(a, kMajorA, i, k); }; });
+        const unsigned char* memory = device::memory_of_block();
+        begin(sums, b, add, [=](const Products&) { return [=](int i, int k) { return element<T>(memory, a, kMajorA, i, k); }; });
     }
 
     static void registers(float (&sums)[kN / 2], const uint32_t (&a)[4], uint64_t b, int add) {
