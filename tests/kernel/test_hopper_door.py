@@ -15,6 +15,7 @@ from masks.families import build_mask
 from masks.tiles import column_block_bounds, row_tile_costs
 
 BF16 = torch.bfloat16
+pytestmark = pytest.mark.usefixtures("blocks")
 
 
 def draw(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> torch.Tensor:

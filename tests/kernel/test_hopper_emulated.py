@@ -1,8 +1,8 @@
 """The Hopper kernels' own code on the CPU: every thread a fiber, every instruction as documented (``emulated/``).
 
 It shows that fragments, swizzles, descriptors, barriers and sums fit together: copies and products happen at any time that
-their barriers and waits allow. What it cannot show is what the compiler makes of it, and blocks beside each other but for the two
-of a cluster: that is for the tests on a GPU.
+their barriers and waits allow. What it cannot show is what the compiler makes of it, and blocks beside each other but for
+the two of a cluster: that is for the tests on a GPU.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def test_random_masks(mask: ColumnMask, head_dim: int, seed: int, device: Device
 def compare_forward(
     device: Device, mask: ColumnMask, head_dim: int, dtype: torch.dtype = torch.bfloat16, heads: int = 4, kv_heads: int = 2
 ) -> None:
-    """Output and LSE of blocks alone and in pairs against the reference in fp32; the same bits from both, and as the mask has it."""
+    """Output and LSE of blocks alone, in pairs, and as the mask has it, against the reference; the same bits from all."""
     scale = head_dim**-0.5
     q, k, v, _, _ = draw_inputs(mask, heads, kv_heads, head_dim, dtype)
     exact, exact_lse = reference.forward(q.float(), k.float(), v.float(), mask, scale)
@@ -215,7 +215,7 @@ def test_forward_of_lengths(rows: int, columns: int, head_dim: int, device: Devi
 
 @pytest.mark.parametrize("seed", range(8))
 def test_forward_where_neighbours_need_different_tiles(seed: int, device: Device) -> None:
-    """Tiles kept by chance: passed over at the beginning, in the middle and at the end of row tiles, whole row tiles passed over."""
+    """Tiles kept by chance: passed over at the beginning, in the middle and at the end of row tiles, or all of one."""
     generator = torch.Generator().manual_seed(seed)
     lts = torch.randint(0, 700, (2, 2, 640), generator=generator, dtype=torch.int32)
     blocks = pack_block_mask(torch.rand((2, 2, 5, 5), generator=generator) < (0.3, 0.6)[seed % 2])

@@ -6,23 +6,13 @@ import pytest
 import torch
 from c_side import counters_are_zero
 
-from fm3_kernel import flashmask_attention, hopper, hopper_forward, prepare_mask, reference
+from fm3_kernel import flashmask_attention, hopper, prepare_mask, reference
 from fm3_kernel.attention import Implementation
 from masks.column_mask import ColumnMask
 from masks.documents import documents_from_lengths
 from masks.families import FAMILIES, build_mask
 
-
-@pytest.fixture(params=["alone", "pairs", "either"], autouse=True)
-def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that load for themselves, for each other, or as the mask has it, whatever the sizes would choose."""
-
-    def sharing(plan: object, mask: hopper.MaskTensors) -> int:
-        if request.param == "alone":
-            return hopper_forward.ALONE
-        return hopper_forward.EITHER if request.param == "either" and mask.lts is not None else hopper_forward.PAIRS
-
-    monkeypatch.setattr(hopper_forward, "_sharing", sharing)
+pytestmark = pytest.mark.usefixtures("blocks")
 
 
 def compare(
