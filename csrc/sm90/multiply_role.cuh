@@ -14,6 +14,7 @@
 #include "forward_shape.cuh"
 #include "fragments.cuh"
 #include "ptx/mma.cuh"
+#include "ptx/sync.cuh"
 #include "ptx/wgmma.cuh"
 #include "softmax.cuh"
 
@@ -233,6 +234,10 @@ struct MultiplyRole {
     __device__ __forceinline__ int next_after_passed() {
         const int tile = next_tile();
         ptx::wait(&shared.v_full[value.stage], value.parity);
+        // One thread gives the values back for its warpgroup, and no product here holds it until all warps have seen them. With one
+        // query buffer the next two values need no keys in between: a warp that comes late would find its phase gone by, and wait
+        // for ever.
+        if constexpr (F::kQueryStages == 1) ptx::named_sync(1 + warpgroup, 128);
         release_values();
         return tile;
     }

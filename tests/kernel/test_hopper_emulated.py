@@ -78,9 +78,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 class Device:
     """What the emulated device is given: the seed that decides who comes first, how many KV heads have room for their sums, who
-    loads for whom in the forward pass."""
+    loads for whom in the forward pass, and which of its warps is slow (-1: none)."""
 
-    seed, slots, sharing = 0, 4, hopper_forward.ALONE
+    seed, slots, sharing, slow = 0, 4, hopper_forward.ALONE, -1
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -95,7 +95,7 @@ class Device:
                 return 0
             head_dim = int(library.split("_d")[1])
             if name == "fm3_forward":
-                return int(self.library.emulate_forward(args, rest[0], head_dim, self.seed))
+                return int(self.library.emulate_forward(args, rest[0], head_dim, self.seed, self.slow))
             return int(self.library.emulate_backward(args, head_dim, self.seed))
 
         return call
@@ -221,6 +221,14 @@ def test_forward_where_neighbours_need_different_tiles(seed: int, device: Device
     blocks = pack_block_mask(torch.rand((2, 2, 5, 5), generator=generator) < (0.3, 0.6)[seed % 2])
     device.seed = seed
     compare_forward(device, ColumnMask(lts, None, None, None, blocks, True, 577, 640), hopper.HEAD_DIMS[seed % 3], heads=2)
+
+
+@pytest.mark.parametrize("slow", [*range(4, 12), *range(16, 24)])
+def test_forward_with_a_slow_warp(slow: int, device: Device) -> None:
+    """A warp that multiplies, of either block, far behind the others of its warpgroup: the last row tile has no neighbour, so one
+    block passes over whole row tiles."""
+    device.seed = device.slow = slow
+    compare_forward(device, ColumnMask(seqlen_q=300, seqlen_k=256), 256, heads=3, kv_heads=1)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

@@ -90,6 +90,7 @@ inline Meeting blocks[2], cluster;
 inline std::vector<Pending> pending;
 inline unsigned current, first_block, in_block, grid;  // this thread, its cluster's first block, threads of a block, all blocks
 inline bool late;  // copies land when they are waited for, or long after they are begun
+inline int slow = -1;  // a warp that falls asleep now and then
 inline jmp_buf scheduler;
 inline std::function<void()> kernel;
 inline std::mt19937 chance;
@@ -179,8 +180,9 @@ inline bool launch(unsigned count_of_blocks, unsigned count_of_threads, const st
         }
         std::vector<unsigned> running(count / 32);
         for (unsigned i = 0; i < running.size(); ++i) running[i] = i;
+        int asleep_until = 0;
         for (int turns = 0; !running.empty(); ++turns) {
-            if (turns == 2000000) return false;  // for one cluster
+            if (turns == (slow < 0 ? 2000000 : 10000000)) return false;  // for one cluster
             while (!pending.empty() && chance() % (late ? 100 : 8) == 0) {
                 const size_t next = chance() % pending.size();
                 const auto land = pending[next].land;
@@ -189,6 +191,13 @@ inline bool launch(unsigned count_of_blocks, unsigned count_of_threads, const st
             }
             const size_t at = chance() % running.size();
             const unsigned warp = running[at];
+            if (int(warp) == slow) {
+                if (turns < asleep_until) continue;
+                if (chance() % 20 == 0) {
+                    asleep_until = turns + 4000;
+                    continue;
+                }
+            }
             // As far as it gets: until all of its threads wait for others, or have ended. Not for ever: one may wait for others, and
             // the rest of the warp for that one.
             bool waits = false;

@@ -21,8 +21,8 @@ cudaError_t device::run(unsigned in_cluster, Kernel kernel, unsigned count, cons
     return pending.empty() ? cudaSuccess : cudaErrorUnknown;
 }
 
-extern "C" int emulate_forward(const Fm3ForwardArgs* args, int sharing, int head_dim, int seed) {
-    device::late = seed % 2 == 0;
+extern "C" int emulate_forward(const Fm3ForwardArgs* args, int sharing, int head_dim, int seed, int slow) {
+    device::late = seed % 2 == 0, device::slow = slow;
     device::chance.seed(seed);
     const auto launch = [&](auto type) {
         using T = decltype(type);
@@ -35,7 +35,7 @@ extern "C" int emulate_forward(const Fm3ForwardArgs* args, int sharing, int head
 }
 
 extern "C" int emulate_backward(const Fm3BackwardArgs* args, int head_dim, int seed) {
-    device::late = seed % 2 == 0;
+    device::late = seed % 2 == 0, device::slow = -1;
     device::chance.seed(seed);
     if (head_dim == 64) return int(fm3::launch_backward<64>(*args, nullptr));
     if (head_dim == 128) return int(fm3::launch_backward<128>(*args, nullptr));
