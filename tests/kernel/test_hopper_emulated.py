@@ -225,8 +225,8 @@ def test_forward_where_neighbours_need_different_tiles(seed: int, device: Device
 
 @pytest.mark.parametrize("slow", [*range(4, 12), *range(16, 24)])
 def test_forward_with_a_slow_warp(slow: int, device: Device) -> None:
-    """A warp that multiplies, of either block, far behind the others of its warpgroup. The last row tile has no neighbour, so one
-    block passes over whole row tiles."""
+    """A warp that multiplies, of either block, far behind the others of its warpgroup. The last row tile has no neighbour, so
+    one block passes over whole row tiles."""
     device.seed = device.slow = slow
     compare_forward(device, ColumnMask(seqlen_q=300, seqlen_k=256), 256, heads=3, kv_heads=1)
 
