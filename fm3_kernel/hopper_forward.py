@@ -35,7 +35,8 @@ ALONE, PAIRS, EITHER = range(3)
 """Whether blocks load for themselves or in pairs, or as the mask has it (``Sharing`` of ``csrc/sm90/forward.cuh``)."""
 
 PAIRS_FROM = (16, 4)
-"""Row tiles a head, and row tiles of all heads a multiprocessor: with fewer, pairs have too little to choose from."""
+"""Tiles along either side of the mask, and row tiles of all heads a multiprocessor: with fewer, the diagonal is too much of
+what there is, or pairs have too little to choose from."""
 
 PAIRED_HEAD_DIMS = (128, 256)
 """Head dims at which loading for two pays: at 64 it is the softmax that takes the time, not the power that loads take."""
@@ -146,7 +147,8 @@ def _plan(q: Tensor, k: Tensor, v: Tensor, call: object) -> _Plan:
         )
         launch = args, function(f"forward_d{head_dim}", "fm3_forward", "pip")
         row_tiles = tile_count(rows)
-        enough = row_tiles >= PAIRS_FROM[0] and row_tiles * heads * batch >= PAIRS_FROM[1] * args.multiprocessors
+        enough = min(row_tiles, tile_count(columns)) >= PAIRS_FROM[0]
+        enough &= row_tiles * heads * batch >= PAIRS_FROM[1] * args.multiprocessors
         pairs = enough and head_dim in PAIRED_HEAD_DIMS
     plan = _Plan(
         launch,

@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 import torch
-from emulator import EXP2, build_emulator, check_gradients, draw_inputs, family_mask, random_cases, run_here
-from hypothesis import HealthCheck, settings
+from emulator import EXP2, build_emulator, check_gradients, draw_inputs, family_mask, prepared, random_cases, run_here
+from hypothesis import HealthCheck, given, settings
+from random_masks import random_masks
 from test_build import NO_NVCC
 
 from fm3_kernel import hopper, hopper_backward, hopper_forward, reference
 from masks.column_mask import ColumnMask, pack_block_mask
 from masks.families import FAMILIES
+from masks.tiles import SKIPPED, class_of_tiles
 
 pytestmark = pytest.mark.skipif(bool(NO_NVCC), reason=f"needs the headers of a CUDA toolkit: {NO_NVCC}")
 
@@ -223,16 +225,66 @@ def test_forward_where_neighbours_need_different_tiles(seed: int, device: Device
     compare_forward(device, ColumnMask(lts, None, None, None, blocks, True, 577, 640), hopper.HEAD_DIMS[seed % 3], heads=2)
 
 
+@pytest.mark.parametrize("columns", [128, 256])
 @pytest.mark.parametrize("slow", [*range(4, 12), *range(16, 24)])
-def test_forward_with_a_slow_warp(slow: int, device: Device) -> None:
+def test_forward_with_a_slow_warp(slow: int, columns: int, device: Device) -> None:
     """A warp that multiplies, of either block, far behind the others of its warpgroup. The last row tile has no neighbour, so
     one block passes over whole row tiles."""
     device.seed = device.slow = slow
-    compare_forward(device, ColumnMask(seqlen_q=300, seqlen_k=256), 256, heads=3, kv_heads=1)
+    compare_forward(device, ColumnMask(seqlen_q=300, seqlen_k=columns), 256, heads=3, kv_heads=1)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @random_cases()
 def test_forward_of_random_masks(mask: ColumnMask, head_dim: int, seed: int, device: Device) -> None:
     device.seed = seed
-    compare_forward(device, mask, head_dim)
+    compare_forward(device, mask, 256 if seed % 3 == 0 else head_dim)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(mask=random_masks(max_rows=1500, max_columns=700, heads=(1, 2)))
+def test_what_pairs_would_pass_over_is_counted_right(mask: ColumnMask, library: ctypes.CDLL) -> None:
+    """Against the classes of all tiles."""
+    tensors = hopper.MaskTensors.of(mask)
+    if tensors.lts is None or 0 in (mask.seqlen_q, mask.seqlen_k):
+        return
+    preparation = prepared(tensors, mask.seqlen_q)
+    args, kept = hopper.mask_args(tensors, mask.seqlen_q, mask.seqlen_k, preparation)
+    counts = (ctypes.c_ulonglong * 2)()
+    library.emulate_count_pairs(ctypes.byref(args), tensors.lts.shape[0] * tensors.lts.shape[1], counts)
+    del kept, preparation
+    live = class_of_tiles(mask) != SKIPPED
+    pairs = torch.nn.functional.pad(live, (0, 0, 0, live.shape[2] % 2)).unflatten(2, (-1, 2))
+    assert tuple(counts) == (int(live.sum()), int((pairs[:, :, :, 0] ^ pairs[:, :, :, 1]).sum()))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "heads", "head_dim", "vectors", "blocks", "expected"),
+    [
+        (4096, 4096, 32, 128, False, False, hopper_forward.PAIRS),
+        (4096, 4096, 32, 128, True, False, hopper_forward.EITHER),
+        (4096, 4096, 32, 256, True, False, hopper_forward.EITHER),
+        (4096, 4096, 32, 64, True, False, hopper_forward.ALONE),  # power does not bind it
+        (4096, 4096, 32, 128, True, True, hopper_forward.ALONE),  # nobody counts what a block mask skips
+        (1024, 4096, 128, 128, False, False, hopper_forward.ALONE),  # few row tiles a head
+        (4096, 1024, 32, 128, False, False, hopper_forward.ALONE),  # few column tiles: the diagonal is much of them
+        (4096, 4096, 4, 128, False, False, hopper_forward.ALONE),  # few row tiles a multiprocessor
+    ],
+)
+def test_who_loads_for_whom_by_sizes(
+    rows: int,
+    columns: int,
+    heads: int,
+    head_dim: int,
+    vectors: bool,
+    blocks: bool,
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hopper_forward, "function", lambda *names: None)
+    monkeypatch.setattr(hopper_forward, "check_tensors", lambda q, k, v: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    q, k = (torch.empty((1, length, heads, head_dim), dtype=torch.bfloat16, device="meta") for length in (rows, columns))
+    some = torch.empty(1, dtype=torch.int32)
+    mask = hopper.MaskTensors(some if vectors else None, None, None, None, some if blocks else None, True)
+    assert hopper_forward._sharing(hopper_forward._plan(q, k, k, object()), mask) == expected
