@@ -30,15 +30,11 @@ RESULTS, CLAIMS = "results", "claims"
 """Names of README.md's parts, as in ``<!-- results: begin -->`` and ``<!-- results: end -->``."""
 LOG = "docs/kernel-log.md"
 LENGTHS = (8192, 32768)
-_SETTING = {
-    "gpu": "NVIDIA H200", "protocol": "sustained", "heads": 32, "kv_heads": 32, "head_dim": 128, "dtype": "bfloat16",
-    "deterministic": False, "cp_degree": 1,
-}  # fmt: skip
 
 
 def table(cells: Sequence[Cell]) -> str:
     """Markdown: mask by kernel, ``forward / backward`` TFLOP/s by exact density, one table a length, caption below."""
-    chosen = [c for c in cells if c["seqlen"] in LENGTHS and all(c[name] == value for name, value in _SETTING.items())]
+    chosen = [c for c in cells if c["seqlen"] in LENGTHS and all(c[name] == value for name, value in peers.SETTING.items())]
     parts = []
     for seqlen in LENGTHS:
         members = [cell for cell in chosen if cell["seqlen"] == seqlen]
