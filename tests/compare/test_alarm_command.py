@@ -251,8 +251,9 @@ def test_the_noise_of_stored_rows_is_what_was_put_in() -> None:
 # -- speed -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_hundred_thousand_rows_take_about_ten_seconds_of_this_process_at_most(tmp_path: Path) -> None:
-    """Processor time, since others may use the machine too: 50,000 rows a side, read, compared and written."""
+def test_a_hundred_thousand_rows_take_less_than_ten_seconds_of_this_process(tmp_path: Path) -> None:
+    """Processor time, since others may use the machine too: 50,000 rows a side, read, compared and written. On a slow core, one
+    that needs more than 1.3 s to decode their JSON alone, 7.5 times that (6.3 to 6.8 times were seen)."""
     for name, made in (("new", candidate(rounds=10)), ("base", baseline(rounds=10))):
         lines = [json.dumps(row) for row in made.rows]
         path = tmp_path / name / "rows" / "run.jsonl"
@@ -262,12 +263,15 @@ def test_a_hundred_thousand_rows_take_about_ten_seconds_of_this_process_at_most(
                 seed = f'"seed": {copy}'
                 cases = ((line.replace('"case_id": "', f'"case_id": "{copy}-').replace('"seed": 0', seed)) for line in lines)
                 stream.write("\n".join(cases) + "\n")
-    spent = math.inf
+    spent = decoding = math.inf
     for _ in range(2):  # others on the same core slow down even processor time
         begin = time.process_time()
+        for path in tmp_path.glob("*/rows/*.jsonl"):
+            with path.open() as stream:
+                assert all(json.loads(line) for line in stream)
+        decoded = time.process_time()
         code = main([str(tmp_path / "new"), "--against", str(tmp_path / "base"), "--json", str(tmp_path / "out.json")])
-        spent = min(spent, time.process_time() - begin)
+        decoding, spent = min(decoding, decoded - begin), min(spent, time.process_time() - decoded)
     found = json.loads((tmp_path / "out.json").read_text())
     assert code == 3 and found["counts"] == {"AMBIGUOUS": 3750}
-    # Under 10 s is the aim, on cores that do it in 7 to 10; there are slower ones (10.1 s alone, 11.4 s beside other tests).
-    assert spent < 15, f"{spent:.1f} s"
+    assert spent < max(10, 7.5 * decoding), f"{spent:.1f} s, decoding {decoding:.1f} s"
