@@ -39,7 +39,7 @@ PAIRS_FROM = (16, 4)
 what there is, or pairs have too little to choose from."""
 
 PAIRED_HEAD_DIMS = (128, 256)
-"""Head dims at which loading for two pays: at 64 it is the softmax that takes the time, not the power that loads take."""
+"""Head dims at which loading for two pays: at 64 it gave nothing, or less (``docs/kernel-log.md``, line 22)."""
 
 
 class ForwardArgs(ctypes.Structure):

@@ -264,7 +264,7 @@ def test_what_pairs_would_pass_over_is_counted_right(mask: ColumnMask, library: 
         (4096, 4096, 32, 128, False, False, hopper_forward.PAIRS),
         (4096, 4096, 32, 128, True, False, hopper_forward.EITHER),
         (4096, 4096, 32, 256, True, False, hopper_forward.EITHER),
-        (4096, 4096, 32, 64, True, False, hopper_forward.ALONE),  # power does not bind it
+        (4096, 4096, 32, 64, True, False, hopper_forward.ALONE),  # where it gave nothing
         (4096, 4096, 32, 128, True, True, hopper_forward.ALONE),  # nobody counts what a block mask skips
         (1024, 4096, 128, 128, False, False, hopper_forward.ALONE),  # few row tiles a head
         (4096, 1024, 32, 128, False, False, hopper_forward.ALONE),  # few column tiles: the diagonal is much of them
