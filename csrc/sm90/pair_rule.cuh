@@ -19,15 +19,22 @@ struct PairSums {
 };
 
 // Of one column tile.
-__device__ __forceinline__ void count_pairs(const RowRuns<kBlock>& runs, unsigned& live, unsigned& passed) {
+__device__ __forceinline__ void count_pairs(const RowRuns<kBlock>& runs, PairSums& sums) {
     int end = -1;  // of the live tiles so far
 #pragma unroll 1
     for (int tile = runs.live_from(0); tile < runs.tiles; tile = runs.live_from(end)) {
-        if (tile != end) passed += tile % 2 + (end > 0 ? end % 2 : 0);
+        if (tile != end) sums.passed += tile % 2 + (end > 0 ? end % 2 : 0);
         end = runs.alike_until(tile);
-        live += end - tile;
+        sums.live += end - tile;
     }
-    if (end > 0) passed += end % 2;
+    if (end > 0) sums.passed += end % 2;
+}
+
+// Over all lanes of a warp.
+__device__ __forceinline__ unsigned long long summed(unsigned long long x) {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
+    return x;
 }
 
 // By all threads of a block, which all get the same answer, as do those of all blocks. The mask has bounds. `sums`: shared.
@@ -38,7 +45,7 @@ __device__ __forceinline__ bool pairs_pay(const Fm3Mask& m, int batch, PairSums&
     const int blocks = ceil_div(m.columns, kBlock);
     const long long masks = (long long)(items) * heads;
     const int sampled = int(min(masks, (long long)(kSampledMasks)));
-    unsigned live = 0, passed = 0;
+    PairSums found{0, 0};
 #pragma unroll 1
     for (long long i = threadIdx.x; i < (long long)(sampled) * blocks; i += blockDim.x) {
         const long long mask = i / blocks * masks / sampled;
@@ -46,14 +53,13 @@ __device__ __forceinline__ bool pairs_pay(const Fm3Mask& m, int batch, PairSums&
         const int64_t at = prepared_index(m, int(mask / heads), int(mask % heads));
         const int4* record = reinterpret_cast<const int4*>(m.bounds) + (at * blocks + block) * 6;
         const int64_t first = int64_t(block) * kBlock;
-        count_pairs(RowRuns<kBlock>(m, load_bounds(record), first, first + kBlock), live, passed);
+        count_pairs(RowRuns<kBlock>(m, load_bounds(record), first, first + kBlock), found);
     }
     // By warps first: hundreds of 64-bit additions to one place take as long as all else here.
-    live = __reduce_add_sync(~0u, live);
-    passed = __reduce_add_sync(~0u, passed);
+    found = {summed(found.live), summed(found.passed)};
     if (threadIdx.x % 32 == 0) {
-        atomicAdd(&sums.live, (unsigned long long)(live));
-        atomicAdd(&sums.passed, (unsigned long long)(passed));
+        atomicAdd(&sums.live, found.live);
+        atomicAdd(&sums.passed, found.passed);
     }
     __syncthreads();
     return sums.passed * kLiveForPassed <= sums.live;

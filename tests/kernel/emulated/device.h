@@ -270,12 +270,6 @@ inline unsigned __ballot_sync(unsigned, bool value) {
 inline bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
 inline bool __all_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) == ~0u; }
 
-inline unsigned __reduce_add_sync(unsigned, unsigned value) {
-    const uint64_t* values = device::gathered(value);
-    unsigned sum = 0;
-    for (int lane = 0; lane < 32; ++lane) sum += device::of_lane<unsigned>(values, lane);
-    return sum;
-}
 inline unsigned __reduce_or_sync(unsigned, unsigned value) {
     const uint64_t* values = device::gathered(value);
     unsigned bits = 0;

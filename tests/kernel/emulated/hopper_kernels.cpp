@@ -46,12 +46,11 @@ extern "C" int emulate_backward(const Fm3BackwardArgs* args, int head_dim, int s
 // What pair_rule.cuh counts of some masks: live tiles, and tiles that one block of a pair would pass over.
 extern "C" void emulate_count_pairs(const Fm3Mask* mask, int masks, unsigned long long* counts) {
     const int blocks = fm3::ceil_div(mask->columns, fm3::kBlock);
-    counts[0] = counts[1] = 0;
+    fm3::PairSums sums{0, 0};
     for (int64_t block = 0; block < int64_t(masks) * blocks; ++block) {
         const int64_t first = block % blocks * fm3::kBlock;
         const fm3::BlockBounds bounds = fm3::load_bounds(reinterpret_cast<const int4*>(mask->bounds) + block * 6);
-        unsigned live = 0, passed = 0;
-        fm3::count_pairs(fm3::RowRuns<fm3::kBlock>(*mask, bounds, first, first + fm3::kBlock), live, passed);
-        counts[0] += live, counts[1] += passed;
+        fm3::count_pairs(fm3::RowRuns<fm3::kBlock>(*mask, bounds, first, first + fm3::kBlock), sums);
     }
+    counts[0] = sums.live, counts[1] = sums.passed;
 }
