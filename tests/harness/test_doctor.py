@@ -98,3 +98,17 @@ def test_a_word_that_it_does_not_know_is_refused(capsys: pytest.CaptureFixture[s
         doctor.main(["--cpu"])
     assert left.value.code == 2
     assert "unrecognized arguments: --cpu" in capsys.readouterr().err
+
+
+def test_the_reference_is_tried_and_not_what_the_device_would_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's kernel takes neither fp32 nor head dim 16: on an H200 the check once failed on its own inputs."""
+    asked: list[object] = []
+    own = fm3_kernel.flashmask_attention
+
+    def noted(*args: object, implementation: str = "auto", **more: object) -> object:
+        asked.append(implementation)
+        return own(*args, implementation=implementation, **more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(fm3_kernel, "flashmask_attention", noted)
+    assert doctor.reference_fault("cpu") is None
+    assert asked == ["reference"]
