@@ -53,7 +53,15 @@ def behind(judgement: Judgement) -> str:
     """How the ratios are known, what the comparison is not, and how many runs its rows are from."""
     count = len(runs(judgement))
     told = f"rows of {count} run{'s' if count > 1 else ''}"
-    return "; ".join([ways(judgement), *filter(None, [judgement.claim.caveat]), told]) if count else ""
+    return "; ".join([ways(judgement), *caveats(judgement), told]) if count else ""
+
+
+def caveats(judgement: Judgement) -> list[str]:
+    """What the comparison is not: one for figures that are rows, one for published ones, as far as they stand behind it."""
+    claim = judgement.claim
+    published = {bool(one.figures) for one in evidence(judgement)}
+    told = [text for kind, text in ((False, claim.caveat), (True, claim.published_caveat)) if kind in published and text]
+    return list(dict.fromkeys(told))
 
 
 def evidence(judgement: Judgement) -> tuple[Compared, ...]:
@@ -82,7 +90,7 @@ def for_terminal(judgements: Sequence[Judgement], width: int = 100) -> str:
             "where": place(one),
             "verdict": f"{one.verdict.upper()}: {one.reason}",
             "how": ways(one),
-            "note": one.claim.caveat if here(one) else "",
+            "note": "; ".join(caveats(one)),
             "rows": ", ".join(runs(one)),
             "figures": "; ".join(sources(one)),
         }

@@ -306,6 +306,18 @@ def test_flashmask_is_reached_by_way_of_the_published_flashmask_3() -> None:
     assert only(ours, FLASHMASK, flawed).compared == ()
 
 
+def test_what_a_comparison_is_not_is_said_of_the_figures_behind_it() -> None:
+    """FlashMask's rows are of this project's kernel, its published figures of another version on a card without a name."""
+    ours = beside_cudnn("fm3", 0.5, "run-a", "card-a")
+    rows = text.caveats(only(ours + beside_cudnn("flashmask", 1.0, "run-b", "card-a"), FLASHMASK))
+    assert rows == [FLASHMASK.caveat]
+    series = published("flashmask3_official", "causal", 500.0, 400.0) + published("sdpa_cudnn", "full", 600.0, 500.0)
+    for kernel, speed in (("flashmask_v1", 200.0), ("flashmask_v3", 400.0)):
+        series += published(kernel, "causal", speed, speed, source="a table", gpu="not named", batch=4, tile_density=None)
+    assert text.caveats(only(ours, FLASHMASK, series)) == [FLASHMASK.published_caveat]
+    assert text.caveats(only([], FLASHMASK, series)) == []
+
+
 # -- what is printed and drawn -----------------------------------------------------------------------------------------
 
 
