@@ -1,5 +1,5 @@
 """What pages say from the committed rows: ``python -m harness.readme``. README.md has the results and the claims,
-docs/kernel-log.md how the Hopper kernels stand beside the best ones known.
+docs/kernel-log.md how the Hopper kernels stand beside the best ones known, docs/method.md what its experiments gave.
 
 The text between two markers is replaced, everything else stays. A test fails when it is not what the rows say.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from harness import outputs
 from harness.claims import peers
@@ -16,6 +17,8 @@ from harness.claims.judge import judge
 from harness.claims.text import for_readme
 from harness.complaint import complain
 from harness.marked import MarkerError, with_part
+from harness.method import table as method
+from harness.method.readings import ReadingError, read
 from harness.provenance import CheckoutError, of_checkout
 from harness.rows import RowError
 from plots import captions
@@ -29,6 +32,7 @@ OK, USAGE, BAD_DATA = 0, 2, 4
 RESULTS, CLAIMS = "results", "claims"
 """Names of README.md's parts, as in ``<!-- results: begin -->`` and ``<!-- results: end -->``."""
 LOG = "docs/kernel-log.md"
+METHOD, EXPERIMENTS = "docs/method.md", "experiments"
 LENGTHS = (8192, 32768)
 
 
@@ -82,6 +86,16 @@ def updated_log(text: str, cells: Sequence[Cell]) -> str:
     return text
 
 
+def updated_method(text: str, results: Path) -> str:
+    """The method page's text with a table for each ``method.csv`` in a machine's folder of the results.
+
+    Raises:
+        MarkerError: a marker is missing. ReadingError: a file that is not what ``python -m harness.method`` writes.
+    """
+    found = [method.table(*read(path)) for path in sorted(results.glob("*/method.csv"))]
+    return with_part(text, EXPERIMENTS, "\n\n".join(found) or method.NOTHING)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Rewrite the pages in place.
 
@@ -89,18 +103,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="python -m harness.readme",
-        description="Rewrite the tables of README.md and of the kernel log from the committed rows.",
+        description="Rewrite the tables of README.md, of the kernel log and of the method page from what is committed.",
     )
     parser.parse_args(arguments)
     try:
-        path, log, results = of_checkout("README.md"), of_checkout(LOG), of_checkout("results")
+        path, log, how, results = map(of_checkout, ("README.md", LOG, METHOD, "results"))
         cells = cells_of(load_rows(results))
         if not cells:
             return complain("readme", no_rows(results), USAGE)
         pages = {path: updated(path.read_text(encoding="utf-8"), cells)}
         pages[log] = updated_log(log.read_text(encoding="utf-8"), cells)
+        pages[how] = updated_method(how.read_text(encoding="utf-8"), results)
         outputs.write(pages)
-    except (RowError, PublishedError) as error:
+    except (RowError, PublishedError, ReadingError) as error:
         return complain("readme", str(error), BAD_DATA)
     except (CheckoutError, MarkerError) as error:
         return complain("readme", str(error), USAGE)

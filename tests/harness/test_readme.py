@@ -11,7 +11,7 @@ from row_factory import make_rounds
 from harness import provenance
 from harness.marked import with_part
 from harness.provenance import ROOT
-from harness.readme import CLAIMS, LOG, RESULTS, main, table, updated, updated_log
+from harness.readme import CLAIMS, LOG, METHOD, RESULTS, main, table, updated, updated_log, updated_method
 from plots.cells import cells_of, load_rows
 
 README = (ROOT / "README.md").read_text()
@@ -22,6 +22,8 @@ def test_it_says_what_the_committed_rows_say() -> None:
     assert updated(README, cells) == README, "run `make summary`"
     log = (ROOT / LOG).read_text()
     assert updated_log(log, cells) == log, "run `make summary`"
+    how = (ROOT / METHOD).read_text()
+    assert updated_method(how, ROOT / "results") == how, "run `make summary`"
 
 
 def test_the_table_shows_both_passes_of_one_shape_and_a_dash_for_what_is_missing() -> None:
@@ -55,8 +57,9 @@ def test_where_there_is_no_page_or_no_row_one_line_says_so(
 ) -> None:
     """As in an installed copy, which has neither; then step by step what a checkout has."""
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
-    page, log, rows = tmp_path / "README.md", tmp_path / LOG, tmp_path / "results" / "rows"
-    for made, said in ((None, "no README.md in"), (page, f"no {LOG} in"), (log, "no results in"), (rows, "no rows below")):
+    page, log, how, rows = tmp_path / "README.md", tmp_path / LOG, tmp_path / METHOD, tmp_path / "results" / "rows"
+    steps = ((None, "no README.md in"), (page, f"no {LOG} in"), (log, f"no {METHOD} in"), (how, "no results in"))
+    for made, said in (*steps, (rows, "no rows below")):
         if made == rows:
             rows.mkdir(parents=True)
         elif made is not None:
@@ -70,7 +73,7 @@ def test_where_there_is_no_page_or_no_row_one_line_says_so(
 
 def test_a_word_that_it_does_not_know_changes_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
-    for page in ("README.md", LOG):
+    for page in ("README.md", LOG, METHOD):
         (tmp_path / page).parent.mkdir(exist_ok=True)
         (tmp_path / page).write_text(README)
     with pytest.raises(SystemExit) as left:
