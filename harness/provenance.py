@@ -56,15 +56,15 @@ def of_checkout(name: str) -> Path:
     return path
 
 
-def hash_files(paths: Iterable[Path], salt: str = "") -> str:
-    """Hash of source files, folders taken whole, by relative name and content: 16 hex digits."""
+def hash_files(paths: Iterable[Path], salt: str = "", root: Path | None = None) -> str:
+    """Hash of source files, folders taken whole, by content and name below ``root`` (this checkout): 16 hex digits."""
     files: set[Path] = set()
     for path in paths:
         found = path.rglob("*") if path.is_dir() else [path]
         files.update(p for p in found if p.suffix in _SOURCE_SUFFIXES and "__pycache__" not in p.parts)
     state = hashlib.sha256(salt.encode())
     for path in sorted(files):
-        state.update(path.relative_to(ROOT).as_posix().encode())
+        state.update(path.relative_to(root or ROOT).as_posix().encode())
         state.update(hashlib.sha256(path.read_bytes()).digest())
     return state.hexdigest()[:16]
 

@@ -1,8 +1,9 @@
-"""``python -m harness.compare rerun --against REF WORDS``: the kernels of a commit and these, measured by turns on this GPU.
+"""``python -m harness.compare rerun --against WHAT WORDS``: other kernels and these, measured by turns on this GPU.
 
 For what stored rows cannot say: a baseline from another card, another version of the anchor, an alarm that is to be confirmed.
-WORDS are those of ``python -m harness``; ``--alarms FILE`` takes them from the JSON of a comparison. Every round has both
-builds, so its ratio needs no anchor. Exit codes as in ``harness.compare``; 3 where there is no GPU.
+WHAT is a commit or the folder of a checkout. WORDS are those of ``python -m harness``; ``--alarms FILE`` takes them from the
+JSON of a comparison. Every round has both builds, so its ratio needs no anchor. Exit codes as in ``harness.compare``; 3 where
+there is no GPU.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ def main(arguments: Sequence[str], machine: Machine | None = None) -> int:
         if not any(jobs):
             raise SideError("nothing to measure: give words such as mask=document seqlen=8192, or --alarms FILE")
         groups, peak = groups_of(jobs, here)
-        tree, sha = tree_of(options.against, PLACE / "trees")
+        tree, name = tree_of(options.against, PLACE / "trees")
         folder = PLACE / new_run_id()
         builds = (
-            Build(sha[:10], tree, folder / "baseline", environment={"FM3_CACHE": str(tree / "build" / "kernels")}),
+            Build(name, tree, folder / "baseline", environment={"FM3_CACHE": str(tree / "build" / "kernels")}),
             Build("this tree", ROOT, folder / "candidate"),
         )
         alternate(builds, groups, options.rounds, peak, lambda line: print(line, file=sys.stderr))
@@ -80,10 +81,12 @@ def main(arguments: Sequence[str], machine: Machine | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m harness.compare rerun",
-        description="Measure the kernels of a commit and those of this tree by turns, on this machine's GPU.",
+        description="Measure the kernels of a commit or checkout and those of this tree by turns, on this machine's GPU.",
     )
     parser.add_argument("words", nargs="*", metavar="WORD", help="what to measure, as for python -m harness")
-    parser.add_argument("--against", metavar="REF", required=True, help="the commit whose kernels are the baseline")
+    parser.add_argument(
+        "--against", metavar="WHAT", required=True, help="whose kernels are the baseline: a git ref, or a folder"
+    )
     parser.add_argument("--alarms", type=Path, metavar="FILE", help="measure the cases of a comparison's JSON that need it")
     parser.add_argument("--rounds", type=_count, default=ROUNDS, metavar="N", help=f"of each ({ROUNDS})")
     return parser

@@ -221,12 +221,34 @@ def test_kernels_come_from_the_commit_and_the_harness_from_here(tmp_path: Path) 
     for room in (*KERNELS, *MEASURING):
         (root / room / "code.py").write_text("new")
     for _ in range(2):  # the second time over the first
-        place, sha = tree_of("HEAD", tmp_path / "trees", root)
+        place, name = tree_of("HEAD", tmp_path / "trees", root)
         assert {room: (place / room / "code.py").read_text() for room in KERNELS} == dict.fromkeys(KERNELS, "old")
         assert {room: (place / room / "code.py").read_text() for room in MEASURING} == dict.fromkeys(MEASURING, "new")
-        assert json.loads((place / "build" / "provenance.json").read_text())["git_sha"] == sha
+        sha = json.loads((place / "build" / "provenance.json").read_text())["git_sha"]
+        assert (sha[:10], sha[:12]) == (name, place.name)
         (place / "build" / "kernels").mkdir(exist_ok=True)
     assert (place / "build" / "kernels").is_dir()
+
+
+def test_kernels_come_from_a_folder_that_is_no_checkout(tmp_path: Path) -> None:
+    """Where there is no git at all; a folder with other code is another build."""
+    root, other = tmp_path / "root", tmp_path / "tried"
+    for room in (*KERNELS, *MEASURING):
+        (root / room).mkdir(parents=True)
+        (root / room / "code.py").write_text("new")
+    for room in KERNELS:
+        (other / room).mkdir(parents=True)
+        (other / room / "code.py").write_text("old")
+    place, name = tree_of(str(other), tmp_path / "trees", root)
+    assert [(place / room / "code.py").read_text() for room in ("csrc", "harness")] == ["old", "new"]
+    assert name == f"tried ({place.name[:10]})"
+    assert json.loads((place / "build" / "provenance.json").read_text())["git_sha"] is None
+    (other / "csrc" / "code.py").write_text("older")
+    assert tree_of(str(other), tmp_path / "trees", root)[0] != place
+    (other / "masks" / "code.py").unlink()
+    (other / "masks").rmdir()
+    with pytest.raises(SideError, match="has no folder masks; allowed: a checkout, or a git ref"):
+        tree_of(str(other), tmp_path / "trees", root)
 
 
 def test_a_turn_runs_the_code_of_its_tree(tmp_path: Path) -> None:
