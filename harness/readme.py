@@ -17,10 +17,11 @@ from harness.claims.judge import judge
 from harness.claims.text import for_readme
 from harness.complaint import complain
 from harness.marked import MarkerError, with_part
+from harness.method import cards
 from harness.method import table as method
 from harness.method.readings import ReadingError, read
 from harness.provenance import CheckoutError, of_checkout
-from harness.rows import RowError
+from harness.rows import Row, RowError
 from plots import captions
 from plots.cells import Cell, cells_of, load_rows
 from plots.folder import no_rows
@@ -32,7 +33,7 @@ OK, USAGE, BAD_DATA = 0, 2, 4
 RESULTS, CLAIMS = "results", "claims"
 """Names of README.md's parts, as in ``<!-- results: begin -->`` and ``<!-- results: end -->``."""
 LOG = "docs/kernel-log.md"
-METHOD, EXPERIMENTS = "docs/method.md", "experiments"
+METHOD, EXPERIMENTS, CARDS = "docs/method.md", "experiments", "cards"
 LENGTHS = (8192, 32768)
 
 
@@ -86,14 +87,14 @@ def updated_log(text: str, cells: Sequence[Cell]) -> str:
     return text
 
 
-def updated_method(text: str, results: Path) -> str:
-    """The method page's text with a table for each ``method.csv`` in a machine's folder of the results.
+def updated_method(text: str, rows: Sequence[Row], results: Path) -> str:
+    """The method page's text: how far cards are apart, and a table for each ``method.csv`` of a machine in the results.
 
     Raises:
         MarkerError: a marker is missing. ReadingError: a file that is not what ``python -m harness.method`` writes.
     """
     found = [method.table(*read(path)) for path in sorted(results.glob("*/method.csv"))]
-    return with_part(text, EXPERIMENTS, "\n\n".join(found) or method.NOTHING)
+    return with_part(with_part(text, CARDS, cards.text(rows)), EXPERIMENTS, "\n\n".join(found) or method.NOTHING)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,12 +109,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.parse_args(arguments)
     try:
         path, log, how, results = map(of_checkout, ("README.md", LOG, METHOD, "results"))
-        cells = cells_of(load_rows(results))
+        rows = load_rows(results)
+        cells = cells_of(rows)
         if not cells:
             return complain("readme", no_rows(results), USAGE)
         pages = {path: updated(path.read_text(encoding="utf-8"), cells)}
         pages[log] = updated_log(log.read_text(encoding="utf-8"), cells)
-        pages[how] = updated_method(how.read_text(encoding="utf-8"), results)
+        pages[how] = updated_method(how.read_text(encoding="utf-8"), rows, results)
         outputs.write(pages)
     except (RowError, PublishedError, ReadingError) as error:
         return complain("readme", str(error), BAD_DATA)

@@ -18,12 +18,13 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_it_says_what_the_committed_rows_say() -> None:
-    cells = cells_of(load_rows(ROOT / "results"))
+    rows = load_rows(ROOT / "results")
+    cells = cells_of(rows)
     assert updated(README, cells) == README, "run `make summary`"
     log = (ROOT / LOG).read_text()
     assert updated_log(log, cells) == log, "run `make summary`"
     how = (ROOT / METHOD).read_text()
-    assert updated_method(how, ROOT / "results") == how, "run `make summary`"
+    assert updated_method(how, rows, ROOT / "results") == how, "run `make summary`"
 
 
 def test_the_table_shows_both_passes_of_one_shape_and_a_dash_for_what_is_missing() -> None:
