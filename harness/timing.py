@@ -23,6 +23,8 @@ Event = dict[str, Any]
 
 # Where the cache size cannot be read.
 _FALLBACK_CACHE = 64 << 20
+# Seconds after which no further call is issued to see how long issuing takes.
+_HOST_S = 1.0
 
 
 def cache_bytes(device: str) -> int:
@@ -114,18 +116,22 @@ class Timer:
         return event
 
     def host_us(self, call: Call, count: int = 20) -> float | None:
-        """Median host time to issue one call, microseconds; None on a CPU, where issuing is computing."""
+        """Median host time to issue one call, microseconds; None on a CPU, where issuing is computing.
+
+        Of ``count`` calls, or of as many as begin within a second: of long ones that is one, whose issuing is a small part.
+        """
         if self.device != "cuda":
             return None
-        spent = []
-        for _ in range(count):
-            torch.cuda.synchronize()
+        spent: list[float] = []
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        while len(spent) < count and (not spent or time.perf_counter() - start < _HOST_S):
             begin = time.perf_counter()
             result = call()
             spent.append((time.perf_counter() - begin) * 1e6)
             del result
-        torch.cuda.synchronize()
-        return sorted(spent)[count // 2]
+            torch.cuda.synchronize()
+        return sorted(spent)[len(spent) // 2]
 
     def heat(self, seconds: float) -> None:
         """Keep the matrix units busy for ``seconds``: the sustained protocol starts from a hot chip with flat clocks."""

@@ -29,12 +29,12 @@ class Effort:
     a round of samples lasts, in the ``burst`` and in the ``sustained`` protocol. rounds: of each side of a comparison.
     """
 
-    rest_s: float = 2.0
+    rest_s: float = 1.5
     heat_s: float = 3.0
     short_s: float = 0.1
     long_s: float = 0.3
     repeats: int = 5
-    rounds: int = 8
+    rounds: int = 6
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,24 @@ def test_a_round_warms_up_before_it_counts(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(timer.round(call)) == len(calls) - 1 == 5
 
 
+@pytest.mark.parametrize(("seconds", "calls"), [(0.01, 5), (0.3, 4), (3.0, 1)])
+def test_issuing_of_long_calls_is_timed_fewer_times(monkeypatch: pytest.MonkeyPatch, seconds: float, calls: int) -> None:
+    clock, timer = Clock(monkeypatch), Timer("cpu", Timing(l2="warm"))
+    timer.device = "cuda"
+    queued: list[float] = []  # what the device has yet to do when the host waits for it
+    issued = 0
+
+    def call() -> None:
+        nonlocal issued
+        issued += 1
+        queued.append(seconds)
+        clock.passes(20e-6)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: [clock.passes(queued.pop()) for _ in queued[:]])
+    assert timer.host_us(call, 5) == pytest.approx(20)
+    assert issued == calls
+
+
 @pytest.mark.gpu
 def test_gpu_samples_wait_for_the_kernel() -> None:
     a = torch.randn((4096, 4096), device="cuda")
