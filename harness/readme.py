@@ -88,12 +88,12 @@ def updated_log(text: str, cells: Sequence[Cell]) -> str:
 
 
 def updated_method(text: str, rows: Sequence[Row], results: Path) -> str:
-    """The method page's text: how far cards are apart, and a table for each ``method.csv`` of a machine in the results.
+    """The method page's text: how far cards are apart, and a table for each ``method.csv.gz`` of a machine in the results.
 
     Raises:
         MarkerError: a marker is missing. ReadingError: a file that is not what ``python -m harness.method`` writes.
     """
-    found = [method.table(*read(path)) for path in sorted(results.glob("*/method.csv"))]
+    found = [method.table(*read(path)) for path in sorted(results.glob("*/method.csv.gz"))]
     return with_part(with_part(text, CARDS, cards.text(rows)), EXPERIMENTS, "\n\n".join(found) or method.NOTHING)
 
 

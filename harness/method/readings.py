@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -87,12 +88,13 @@ def _shown(one: Reading) -> dict[str, object]:
 
 
 def read(path: Path) -> tuple[Place, list[Reading]]:
-    """What a :class:`Book` holds.
+    """What a :class:`Book` holds, gzipped where its name ends so.
 
     Raises:
         ReadingError: no header, a line of another form, or two machines in one file.
     """
-    with path.open(encoding="utf-8", newline="") as file:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8", newline="") as file:
         lines = csv.DictReader(file)
         if tuple(lines.fieldnames or ()) != (*_PLACE, *_READING):
             raise ReadingError(f"{path}: the first line is not the header of method readings")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -111,6 +112,9 @@ def test_what_is_written_down_is_what_was_read(tmp_path: Path, monkeypatch: pyte
     measure(Bench("cpu", EFFORT), book)
     book.close()
     place, found = read(path)
+    with gzip.open(tmp_path / "method.csv.gz", "wb") as packed:
+        packed.write(path.read_bytes())
+    assert read(tmp_path / "method.csv.gz") == (place, found)
     assert place.gpu_hash is None and place.gpu
     assert {one.experiment for one in found} == {plan.name for plan in PLAN}
     lines = [line for line in table(place, found).splitlines() if line.startswith("| ")]
