@@ -16,7 +16,7 @@ from row_factory import make_row, write_rows
 from harness.compare.__main__ import main
 from harness.compare.injection import noise_of
 from harness.compare.reading import SideError, from_folder, from_ref, side
-from harness.compare.self_test import MOST_FALSE, MUST, STORED, TURNS, Plan, self_test
+from harness.compare.self_test import CASES, MOST_FALSE, MUST, STORED, TURNS, Plan, self_test, trials_of
 from harness.compare.settings import Settings
 from harness.provenance import ROOT
 from harness.rows import RowError
@@ -233,6 +233,12 @@ def test_the_alarm_rings_on_the_noise_of_the_committed_rows(plan: Plan) -> None:
     for drop, least in MUST.items():
         assert found.rate(drop) >= least - 2 * math.sqrt(least * (1 - least) / found.injected[drop]), drop
     assert found.false <= MOST_FALSE * found.clean
+
+
+@pytest.mark.parametrize("cases", [1, 50, CASES, 374, 100_000])
+def test_more_rows_take_no_more_time_and_no_fewer_drops_are_injected(cases: int) -> None:
+    trials = trials_of(30, cases)
+    assert trials == 30 if cases <= CASES else 30 * CASES <= trials * cases < 30 * CASES + cases
 
 
 def test_five_rounds_catch_nothing_and_say_so() -> None:
