@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from harness.rows import RowError
-from plots import catalogue, files
+from plots import catalogue, files, workers
 from plots.cells import CONVENTIONS, cells_of, load_rows
 from plots.folder import add_results_dir, no_rows
 from plots.gallery import gallery
@@ -29,19 +30,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cells = cells_of(rows)
         if not cells:
             return _complain(no_rows(options.results_dir), USAGE)
-        count = 0
-        for drawn in [gallery(), *catalogue.figures(cells, options.convention), *catalogue.histories(rows)]:
-            stem = out / drawn.folder / drawn.name
-            files.save(drawn.figure(), drawn.frame, stem)
+        figures = [gallery(), *catalogue.figures(cells, options.convention), *catalogue.histories(rows)]
+        for stem, drawn in zip(workers.each(partial(files.save_drawn, out), figures), figures, strict=True):
             print(f"{stem}  ({', '.join(files.FORMATS)}, csv)  {drawn.title}")
-            count += 1
     except RowError as error:
         return _complain(str(error), BAD_DATA)
     except FileNotFoundError as error:
         return _complain(str(error), USAGE)
     except OSError as error:
         return _complain(f"cannot write below {out}: {error.strerror or error}", USAGE)
-    print(f"{count} figures in {out}")
+    print(f"{len(figures)} figures in {out}")
     return 0
 
 

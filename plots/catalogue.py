@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -135,11 +137,14 @@ _OF_RANKS: tuple[tuple[Any, str, str], ...] = (
 def _drawn(
     module: Any, folder: str, name: str, kind: str, title: str, text: str, frame: pd.DataFrame, simulated: bool
 ) -> Drawn:
-    def paint(heading: str, below: str) -> Figure:
-        figure: Figure = module.draw(frame, below, title=heading, simulated=simulated)
-        return figure
-
+    paint = partial(_paint, module.__name__, frame, simulated)
     return Drawn(folder, name, kind, f"SIMULATED · {title}" if simulated else title, text, frame, paint)
+
+
+def _paint(module: str, frame: pd.DataFrame, simulated: bool, heading: str, below: str) -> Figure:
+    """By the module's name, since a figure may be drawn in another process (``plots.workers``)."""
+    figure: Figure = importlib.import_module(module).draw(frame, below, title=heading, simulated=simulated)
+    return figure
 
 
 def setting_names(keys: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:

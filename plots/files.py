@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
+from plots.catalogue import Drawn
 from plots.style import context
 
 FORMATS = ("pdf", "png", "svg")
@@ -50,3 +51,10 @@ def save(figure: Figure, frame: pd.DataFrame, stem: Path) -> list[Path]:
     path = stem.with_name(f"{stem.name}.csv")
     path.write_text(to_csv(frame), encoding="utf-8")
     return [*paths, path]
+
+
+def save_drawn(out: Path, drawn: Drawn) -> Path:
+    """Writes a figure of the catalogue below ``out``, in the folder of its setting; returns the path without suffix."""
+    stem = out / drawn.folder / drawn.name
+    save(drawn.figure(), drawn.frame, stem)
+    return stem

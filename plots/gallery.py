@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from matplotlib.figure import Figure
 
@@ -25,11 +26,11 @@ def gallery(names: Sequence[str] | None = None) -> Drawn:
         "document list a scaled down; query rows run downwards, key columns across."
     )
     title = "The masks and their tiles"
+    return Drawn("", "masks", "masks", title, text, mask.data(shown, TILE), partial(_paint, shown))
 
-    def paint(heading: str, below: str) -> Figure:
-        return mask.draw_gallery(shown, below, tile=TILE, title=heading)
 
-    return Drawn("", "masks", "masks", title, text, mask.data(shown, TILE), paint)
+def _paint(shown: dict[str, ColumnMask], heading: str, below: str) -> Figure:
+    return mask.draw_gallery(shown, below, tile=TILE, title=heading)
 
 
 def small_mask(name: str) -> ColumnMask:

@@ -17,8 +17,8 @@ from typing import Any
 from harness import findings, outputs
 from harness.claims.judge import Judgement, judge
 from harness.complaint import complain
-from harness.report import cases, claims, ratings, where
-from harness.report.html import Markup, element, fold, inline_svg, join, page, scrolling
+from harness.report import cases, claims, pictures, ratings, where
+from harness.report.html import Markup, element, fold, join, page
 from harness.rows import RowError
 from plots import captions, catalogue, history
 from plots.catalogue import Drawn
@@ -110,11 +110,11 @@ def _figures(cells: Sequence[Cell]) -> list[Markup]:
     """Lengths and heat maps at once, bars and pictures to be opened; without lengths the bars come at once."""
     drawn = list(catalogue.figures(cells))
     measured = {cell["mask"] for cell in cells}
-    pictures = gallery([name for name in gallery().frame["mask"] if name in measured]) if measured else None
+    masks = gallery([name for name in gallery().frame["mask"] if name in measured]) if measured else None
     several = any(item.kind == "lengths" for item in drawn)
     lines, maps, bars, folded = [], [], [], []
-    for number, item in enumerate([*drawn, *([pictures] if pictures is not None else [])]):
-        figure = _figure(item, f"f{number}")
+    items = [*drawn, *([masks] if masks is not None else [])]
+    for item, figure in zip(items, pictures.of(items, "f"), strict=True):
         if item.kind == "lengths":
             lines.append(figure)
         elif item.kind == "heatmap":
@@ -130,15 +130,8 @@ def _history(past: Sequence[Drawn]) -> list[Markup]:
     """The steps that were found at once, the figures to be opened."""
     steps = [element("li", note) for item in past for note in history.notes(item.frame)]
     told = element("ul", *steps) if steps else element("p", _NO_STEPS, class_="sub")
-    figures = [fold(item.title, _figure(item, f"p{number}")) for number, item in enumerate(past)]
+    figures = [fold(item.title, figure) for item, figure in zip(past, pictures.of(past, "p"), strict=True)]
     return [element("div", told, class_="card"), *figures] if past else []
-
-
-def _figure(item: Drawn, prefix: str) -> Markup:
-    head, *rest = item.caption.split("\n")
-    caption = element("figcaption", element("b", item.title), head, *(element("div", line) for line in rest))
-    picture = scrolling(inline_svg(item.bare(), prefix, item.title), item.title)
-    return element("figure", picture, caption, class_="card")
 
 
 def load_environments(folder: Path, cells: Sequence[Cell]) -> dict[str, dict[str, Any] | None]:
