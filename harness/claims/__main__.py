@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.out is not None:
         drawn = figure.drawn(judgements)
         try:
-            files.save(drawn.figure(), drawn.frame, options.out / drawn.name)
+            files.save_drawn(options.out, drawn)
         except OSError as error:
             return complain("claims", f"cannot write below {options.out}: {error.strerror or error}", USAGE)
         print(f"{options.out / drawn.name}  ({', '.join(files.FORMATS)}, csv)  {drawn.title}")

@@ -160,9 +160,10 @@ def main(against: str, settings: Settings) -> int:
         return complain("compare", str(error), EXIT_USAGE)
     except RowError as error:
         return complain("compare", str(error), EXIT_BAD_DATA)
-    if not sources_of(rows, settings):
+    cases = len(sources_of(rows, settings))
+    if not cases:
         return complain("compare", f"{against} has no case with rounds enough and an anchor to draw from", EXIT_NOT_JUDGED)
-    few, many = (trials_of(trials, len(sources_of(rows, settings))) for trials in (TRIALS, MANY_TRIALS))
+    few, many = (trials_of(trials, cases) for trials in (TRIALS, MANY_TRIALS))
     outcomes = self_test(rows, settings, ALSO, few) + self_test(rows, settings, [STORED, TURNS], many)
     print(table(rows, outcomes, settings))
     asked = ", ".join(f"{100 * least:g}% of -{100 * drop:g}%" for drop, least in MUST.items())
