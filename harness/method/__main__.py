@@ -68,12 +68,9 @@ def measure(bench: Bench, book: Book) -> None:
 def place_of(device: str) -> Place:
     """This machine, now."""
     facts, now = device_facts(device), datetime.now(UTC).isoformat(timespec="seconds")
-    versions = (f"{name}: {BACKENDS[name].probe(device).version}" for name in dict.fromkeys(_kernels()))
+    kernels = dict.fromkeys(kernel for plan in PLAN for kernel, _, _ in plan.wanted)
+    versions = (f"{name}: {BACKENDS[name].probe(device).version}" for name in kernels)
     return Place(facts.name, facts.uuid_hash, facts.power_limit, "; ".join(versions), git_state()[0], now)
-
-
-def _kernels() -> list[str]:
-    return [kernel for plan in PLAN for kernel, _, _ in plan.wanted]
 
 
 if __name__ == "__main__":

@@ -19,20 +19,20 @@ from harness.method.readings import Reading
 from harness.timing import Call, Timer
 
 PASSES = ("forward", "backward")
+SUSTAINED = Timing()
 
 
 @dataclass(frozen=True)
 class Effort:
     """How long everything takes, in seconds, and how often it is done.
 
-    rest_s: how long the card idles before a cool start. heat_s: how long it is heated before a hot one. short_s, long_s: what
-    a round of samples lasts, in the ``burst`` and in the ``sustained`` protocol. rounds: of each side of a comparison.
+    rest_s: how long the card idles before a cool start. short_s: what a round of samples lasts in the ``burst`` protocol.
+    sustained: the other protocol, how long it heats and samples. rounds: of each side of a comparison.
     """
 
     rest_s: float = 1.5
-    heat_s: float = 3.0
     short_s: float = 0.1
-    long_s: float = 0.3
+    sustained: Timing = SUSTAINED
     repeats: int = 5
     rounds: int = 6
 
@@ -52,8 +52,10 @@ class Bench:
 
     def __init__(self, device: str, effort: Effort | None = None) -> None:
         self.device, self.effort = device, effort or Effort()
-        self.cold = Timer(device, Timing(l2="cold"))
-        self.warm = Timer(device, Timing(l2="warm"))
+        sustained = self.effort.sustained
+        self.cold = Timer(device, replace(sustained, l2="cold"))
+        self.warm = Timer(device, replace(sustained, l2="warm"))
+        self.short = Timer(device, replace(sustained, l2="cold", target_s=self.effort.short_s))
         self._known: dict[tuple[str, str], tuple[Attend, Inputs]] = {}
 
     def subjects(self, kernel: str, problem: Problem, zeros: bool = False) -> list[Subject]:
@@ -89,17 +91,15 @@ class Bench:
 
     def heat(self) -> None:
         """Heat the card until its clock is flat."""
-        self.cold.heat(self.effort.heat_s)
+        self.cold.heat(self.effort.sustained.heat_s)
 
-    def read(self, where: tuple[str, str, int], subject: Subject, target_s: float, timer: Timer | None = None) -> list[Reading]:
+    def read(self, where: tuple[str, str, int], subject: Subject, timer: Timer) -> list[Reading]:
         """One round of samples.
 
         Args:
             where: experiment, setting and repeat.
-            target_s: how long the round lasts, about.
+            timer: one of the bench's.
         """
-        timer = timer or self.cold
-        timer.timing = replace(timer.timing, target_s=target_s)
         clocks = ClockSampler(self.device, 0.02)
         with clocks:
             samples = timer.round(subject.call)

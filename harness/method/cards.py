@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.claims.paper import ANCHOR, LENGTHS
 from harness.compare.series import sm_clock
+from harness.method.bench import PASSES
 from harness.rows import Row
 from plots.statistics import median
 from plots.style import length_label
@@ -19,7 +20,6 @@ SHAPE = {
     "head_dim": 128, "deterministic": False, "cp_degree": 1,
 }  # fmt: skip
 """What a row must be to be looked at."""
-PASSES = ("forward", "backward")
 
 _code = itemgetter("kernel", "source_hash", "gpu", "power_limit", "timing_version", "mask", "mask_digest")
 _problem = itemgetter("seqlen", "batch", "heads", "kv_heads", "pass")
@@ -82,7 +82,8 @@ def _time(rows: Sequence[Row]) -> float:
 
 def _seen(rows: Sequence[Row], anchor: float | None) -> Seen:
     cycles = [median(row["samples_ms"]) * clock for row in rows if (clock := sm_clock(row)) is not None]
-    return Seen(_time(rows), median(cycles) if cycles else None, None if anchor is None else _time(rows) / anchor)
+    ms = _time(rows)
+    return Seen(ms, median(cycles) if cycles else None, None if anchor is None else ms / anchor)
 
 
 def text(rows: Iterable[Row]) -> str:

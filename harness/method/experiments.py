@@ -8,28 +8,33 @@ that what drifts over minutes is in both.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from harness.cases import MaskSpec, Problem
-from harness.method.bench import Bench, Subject
+from harness.method.bench import PASSES, Bench, Subject
 from harness.method.readings import Reading
 from harness.timing import Timer
 
 Readings = Iterator[list[Reading]]
+AGAIN = " again"
 Wanted = tuple[tuple[str, tuple[str, ...], Problem], ...]
 """Kernel, passes, problem."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One rule. ``settings``: broken, kept. ``title`` and ``settings`` are what the table prints."""
+    """One rule. ``settings``: broken, kept. ``title`` and ``settings`` are what the table prints.
+
+    alike: the call is compared with itself, once more under the name of the kernel and ``AGAIN``, and not between the settings.
+    """
 
     name: str
     title: str
     settings: tuple[str, str]
     wanted: Wanted
     run: Callable[[Experiment, Bench], Readings]
+    alike: bool = False
 
 
 def _subjects(bench: Bench, wanted: Wanted, zeros: bool = False) -> list[Subject]:
@@ -51,17 +56,13 @@ def start(plan: Experiment, bench: Bench) -> Readings:
             for subject in subjects:
                 if not hot:
                     bench.rest()
-                target = bench.effort.long_s if hot else bench.effort.short_s
-                yield bench.read((plan.name, setting, repeat), subject, target)
+                yield bench.read((plan.name, setting, repeat), subject, bench.cold if hot else bench.short)
 
 
 def order(plan: Experiment, bench: Bench, hot: bool) -> Readings:
-    """One kernel beside itself: first all rounds of the one, then all of the other; or by turns. The truth is 1.
-
-    The two sides are named ``kernel`` and ``kernel again``: what is read is how far apart they come out.
-    """
+    """One kernel beside itself: first all rounds of the one, then all of the other; or by turns. The truth is 1."""
     (subject,) = _subjects(bench, plan.wanted)
-    sides = (subject, Subject(f"{subject.kernel} again", subject.pass_, subject.problem, subject.call))
+    sides = (subject, replace(subject, kernel=subject.kernel + AGAIN))
     for repeat in range(bench.effort.repeats):
         for setting in _turned(plan.settings, repeat):
             (bench.heat if hot else bench.rest)()
@@ -71,7 +72,7 @@ def order(plan: Experiment, bench: Bench, hot: bool) -> Readings:
             else:
                 queue = [side for number in rounds for side in (sides if number % 2 == 0 else sides[::-1])]
             for side in queue:
-                yield bench.read((plan.name, setting, repeat), side, bench.effort.short_s)
+                yield bench.read((plan.name, setting, repeat), side, bench.short)
 
 
 def bits(plan: Experiment, bench: Bench) -> Readings:
@@ -81,7 +82,7 @@ def bits(plan: Experiment, bench: Bench) -> Readings:
     for repeat in range(bench.effort.repeats):
         for setting in _turned(plan.settings, repeat):
             for subject in made[setting]:
-                yield bench.read((plan.name, setting, repeat), subject, bench.effort.long_s)
+                yield bench.read((plan.name, setting, repeat), subject, bench.cold)
 
 
 def cache(plan: Experiment, bench: Bench) -> Readings:
@@ -92,7 +93,7 @@ def cache(plan: Experiment, bench: Bench) -> Readings:
     for repeat in range(bench.effort.repeats):
         for setting in _turned(plan.settings, repeat):
             for subject in subjects:
-                yield bench.read((plan.name, setting, repeat), subject, bench.effort.long_s, timers[setting])
+                yield bench.read((plan.name, setting, repeat), subject, timers[setting])
 
 
 def _problem(mask: str, seqlen: int, batch: int, heads: int) -> Problem:
@@ -103,7 +104,6 @@ LARGE, WINDOW = _problem("full", 8192, 16, 32), _problem("sliding_window", 8192,
 SMALL = _problem("causal", 4096, 1, 8)
 """Whose tensors fit into an H200's cache of 50 MB several times."""
 
-BOTH = ("forward", "backward")
 ORDER = ("one after the other", "by turns")
 
 PLAN = (
@@ -111,21 +111,23 @@ PLAN = (
         "start",
         "start of a measurement",
         ("rested, 0.1 s", "heated, 0.3 s"),
-        (("fm3", BOTH, LARGE), ("fm3", ("forward",), WINDOW), ("sdpa_cudnn", ("forward",), LARGE)),
+        (("fm3", PASSES, LARGE), ("fm3", ("forward",), WINDOW), ("sdpa_cudnn", ("forward",), LARGE)),
         start,
     ),
     Experiment(
-        "order", "order, from rest", ORDER, (("fm3", ("forward",), LARGE),), partial(order, hot=False)
+        "order", "order, from rest", ORDER, (("fm3", ("forward",), LARGE),), partial(order, hot=False), alike=True
     ),
-    Experiment("order_hot", "order, heated", ORDER, (("fm3", ("forward",), LARGE),), partial(order, hot=True)),
     Experiment(
-        "bits", "inputs", ("zeros", "random"), (("fm3", BOTH, LARGE), ("sdpa_cudnn", BOTH, LARGE)), bits
+        "order_hot", "order, heated", ORDER, (("fm3", ("forward",), LARGE),), partial(order, hot=True), alike=True
+    ),
+    Experiment(
+        "bits", "inputs", ("zeros", "random"), (("fm3", PASSES, LARGE), ("sdpa_cudnn", PASSES, LARGE)), bits
     ),
     Experiment(
         "cache",
         "L2 cache",
         ("as the last call left it", "emptied"),
-        (("fm3", BOTH, LARGE), ("fm3", BOTH, SMALL), ("sdpa_cudnn", ("forward",), SMALL)),
+        (("fm3", PASSES, LARGE), ("fm3", PASSES, SMALL), ("sdpa_cudnn", ("forward",), SMALL)),
         cache,
     ),
 )  # fmt: skip

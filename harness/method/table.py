@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from harness.method.experiments import PLAN, Experiment
+from harness.method.experiments import AGAIN, PLAN, Experiment
 from harness.method.readings import Place, Reading
 from plots.statistics import median
 from plots.style import length_label, title_of
@@ -18,7 +18,7 @@ def table(place: Place, readings: Sequence[Reading]) -> str:
     lines = ["| rule | call | broken | kept | broken over kept |", "|---|---|---|---|---|"]
     for plan in PLAN:
         mine = [one for one in readings if one.experiment == plan.name]
-        lines += _order_lines(plan, mine) if plan.name.startswith("order") else _lines(plan, mine)
+        lines += _order_lines(plan, mine) if plan.alike else _lines(plan, mine)
     limit = f" ({place.power_limit:.0f} W)" if place.power_limit else ""
     told = f"MEASURED · {place.gpu}{limit} · {place.software} · commit {(place.git_sha or 'unknown')[:10]} · {place.time[:10]}"
     return "\n".join([*lines, "", told])
@@ -42,8 +42,8 @@ def _order_lines(plan: Experiment, readings: Sequence[Reading]) -> list[str]:
     shown = []
     for setting in plan.settings:
         mine = [one for one in readings if one.setting == setting]
-        second = [one for one in mine if one.kernel.endswith(" again")]
-        first = [one for one in mine if not one.kernel.endswith(" again")]
+        second = [one for one in mine if one.kernel.endswith(AGAIN)]
+        first = [one for one in mine if not one.kernel.endswith(AGAIN)]
         shown.append(f"{setting}: {_span(_ratios(_by_repeat(second), _by_repeat(first)))}")
     return [_row(plan, readings[0], shown, [])]
 
@@ -56,8 +56,9 @@ def _row(plan: Experiment, one: Reading, shown: Sequence[str], ratios: Sequence[
 
 def _shown(setting: str, readings: Sequence[Reading]) -> str:
     told = [f"{median([one.ms for one in readings]):.4g} ms"]
-    told += [f"{median(clocks):.0f} MHz" for clocks in [[one.sm_mhz for one in readings if one.sm_mhz is not None]] if clocks]
-    told += [f"{median(power):.0f} W" for power in [[one.power_w for one in readings if one.power_w is not None]] if power]
+    for unit, values in (("MHz", [one.sm_mhz for one in readings]), ("W", [one.power_w for one in readings])):
+        known = [value for value in values if value is not None]
+        told += [f"{median(known):.0f} {unit}"] if known else []
     return f"{setting}: {', '.join(told)}"
 
 

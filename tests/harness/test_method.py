@@ -14,7 +14,7 @@ import pytest
 import torch
 from row_factory import make_row
 
-from harness.cases import MaskSpec, Problem
+from harness.cases import MaskSpec, Problem, Timing
 from harness.gate import Incorrect
 from harness.machine import Machine
 from harness.method import bench as bench_module
@@ -27,7 +27,7 @@ from harness.method.readings import Book, Place, Reading, ReadingError, read
 from harness.method.table import table
 
 TINY = Problem(MaskSpec("causal"), 256, 1, 1, 1, 64, "float32")
-EFFORT = Effort(rest_s=0.0, heat_s=0.0, short_s=1e-6, long_s=1e-6, repeats=2, rounds=3)
+EFFORT = Effort(rest_s=0.0, short_s=1e-6, sustained=Timing(target_s=1e-6, heat_s=0.0), repeats=2, rounds=3)
 WANTED = (("dense", ("forward", "backward"), TINY),)
 PLACE = Place("NVIDIA H200", "abc", 700.0, "fm3: sm_90a", "0123456789abcdef", "2026-12-01T10:00:00+00:00")
 
@@ -201,10 +201,10 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_runs(
 
 @pytest.mark.gpu
 def test_on_a_gpu_clocks_are_read_too() -> None:
-    bench = Bench("cuda", replace(EFFORT, long_s=0.2))
+    bench = Bench("cuda", replace(EFFORT, sustained=Timing(target_s=0.2)))
     problem = replace(TINY, seqlen=4096, heads=8, dtype="bfloat16")
     (subject,) = [one for one in bench.subjects("dense", problem) if one.pass_ == "forward"]
-    found = bench.read(("cache", "emptied", 0), subject, 0.2)
+    found = bench.read(("cache", "emptied", 0), subject, bench.cold)
     assert torch.cuda.is_available() and len(found) > 1
     assert all(one.sm_mhz and one.power_w for one in found)
 
