@@ -47,6 +47,8 @@ def main(arguments: Sequence[str] | None = None, machine: Machine | None = None)
         measure(Bench("cuda"), book)
     except Incorrect as error:
         return complain("method", f"a wrong result, so nothing more is timed: {error}", WRONG)
+    except OSError as error:
+        return complain("method", f"cannot write {options.out}: {error.strerror or error}; what it holds is kept", USAGE)
     finally:
         book.close()
     print(table(*read(options.out)))

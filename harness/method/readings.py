@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import gzip
+import math
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -91,22 +93,29 @@ def read(path: Path) -> tuple[Place, list[Reading]]:
     """What a :class:`Book` holds, gzipped where its name ends so.
 
     Raises:
-        ReadingError: no header, a line of another form, or two machines in one file.
+        ReadingError: a file that cannot be read, no header, a line of another form, or two machines in one file.
     """
     opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8", newline="") as file:
-        lines = csv.DictReader(file)
-        if tuple(lines.fieldnames or ()) != (*_PLACE, *_READING):
-            raise ReadingError(f"{path}: the first line is not the header of method readings")
-        places, readings = set(), []
-        for number, line in enumerate(lines, 2):
-            try:
-                if None in line or None in line.values():
-                    raise ValueError("more or fewer columns than the header")
-                places.add(_place(line))
-                readings.append(_reading(line))
-            except (KeyError, TypeError, ValueError) as error:
-                raise ReadingError(f"{path}, line {number}: {error}") from error
+    try:
+        with opener(path, "rt", encoding="utf-8", newline="") as file:
+            return _read(file, path)
+    except (UnicodeDecodeError, EOFError, OSError, zlib.error, csv.Error) as error:  # not UTF-8, cut-off gzip, unreadable
+        raise ReadingError(f"{path}: {error}") from error
+
+
+def _read(file: IO[str], path: Path) -> tuple[Place, list[Reading]]:
+    lines = csv.DictReader(file, strict=True)
+    if tuple(lines.fieldnames or ()) != (*_PLACE, *_READING):
+        raise ReadingError(f"{path}: the first line is not the header of method readings")
+    places, readings = set(), []
+    for number, line in enumerate(lines, 2):
+        try:
+            if None in line or None in line.values():
+                raise ValueError("more or fewer columns than the header")
+            places.add(_place(line))
+            readings.append(_reading(line))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ReadingError(f"{path}, line {number}: {error}") from error
     if len(places) != 1:
         raise ReadingError(f"{path}: {len(places)} machines or sittings; allowed: readings of one")
     return places.pop(), readings
@@ -122,7 +131,7 @@ def _reading(line: dict[str, str]) -> Reading:
     whole = {name: int(line[name]) for name in ("seqlen", "batch", "heads", "head_dim", "repeat", "sample")}
     texts = {name: line[name] for name in ("experiment", "setting", "kernel", "pass_", "mask", "dtype")}
     ms = float(line["ms"])
-    if not ms > 0:
+    if not 0 < ms < math.inf:
         raise ValueError(f"ms={line['ms']}; allowed: above 0")
     return Reading(**texts, **whole, ms=ms, sm_mhz=_number(line["sm_mhz"]), power_w=_number(line["power_w"]))  # type: ignore[arg-type]
 

@@ -160,6 +160,17 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, change: Callable[[str
         read(path)
 
 
+@pytest.mark.parametrize("damage", [lambda packed: packed[:-12], lambda packed: b"not gzip", lambda packed: b""])
+def test_a_damaged_packed_file_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    book = Book(tmp_path / "method.csv", PLACE)
+    book.add([reading("start", "rested", 2.0)])
+    book.close()
+    path = tmp_path / "method.csv.gz"
+    path.write_bytes(damage(gzip.compress((tmp_path / "method.csv").read_bytes())))
+    with pytest.raises(ReadingError, match=re.escape(str(path))):
+        read(path)
+
+
 def test_the_table_compares_within_repeats() -> None:
     """A machine that is twice as slow in the second repeat changes no ratio."""
     broken, kept = next(plan.settings for plan in PLAN if plan.name == "bits")
