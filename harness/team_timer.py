@@ -21,8 +21,8 @@ from harness.timing import Call, Event, Timer
 GRACE_S = 20.0
 """How long a rank that failed waits for the others to end the step."""
 
-# A product of matrices that lasts at least _BUSY_S on any GPU of today, and how long a host is given at most.
-_BUSY_SIZE, _BUSY_S, _LONGEST_S = 4096, 1e-4, 0.02
+# How long a host is given at most.
+_LONGEST_S = 0.02
 
 
 class TeamTimer(Timer):
@@ -36,7 +36,6 @@ class TeamTimer(Timer):
     def __init__(self, device: str, timing: Timing, steps: dist.Store, aside: Report) -> None:
         super().__init__(device, timing)
         self._steps, self._aside, self._step = steps, aside, 0
-        self._busy: torch.Tensor | None = None
         self._host_s = _LONGEST_S  # what the host needed for the last call
 
     def measure(self, call: Call, count: int) -> list[float]:
@@ -55,11 +54,8 @@ class TeamTimer(Timer):
     def _from_one_moment(self, call: Call) -> float:
         """The GPUs multiply matrices while hosts issue the call, which is then no part of it, as with many samples in a row.
         They begin together, behind a sum over all ranks, since hosts are not that punctual."""
-        if self._busy is None:
-            self._busy = torch.randn((_BUSY_SIZE, _BUSY_SIZE), device=self.device, dtype=torch.bfloat16)
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        for _ in range(1 + int(self._host_s / _BUSY_S)):
-            self._busy @ self._busy
+        self.occupy(self._host_s)
         self.flush()
         dist.all_reduce(torch.zeros(1, device=self.device))
         begin.record()

@@ -39,6 +39,16 @@ def test_the_table_shows_both_passes_of_one_shape_and_a_dash_for_what_is_missing
     assert all(re.search(r"\d+ / -", line) for line in lines)
 
 
+def test_a_row_of_the_table_is_one_problem() -> None:
+    """Another batch of the same mask is not mixed in: the problem that most kernels have."""
+    shape = {"seqlen": 8192, "gpu": "NVIDIA H200", "power_limit": 700, "heads": 32, "kv_heads": 32, "head_dim": 128}
+    rows = [row for kernel in ("fm3", "flex") for row in make_rounds(1.0, kernel=kernel, mask="full", **shape)]
+    alone = table(cells_of(rows))
+    rows += make_rounds(9.0, kernel="flex_tuned", mask="full", **shape | {"batch": rows[0]["batch"] + 1})
+    (line,) = (line for line in table(cells_of(rows)).splitlines() if line.startswith("| full"))
+    assert line.endswith("| - |") and line.removesuffix(" - |") in alone
+
+
 def test_a_missing_marker_is_named() -> None:
     for name in (RESULTS, CLAIMS):
         with pytest.raises(ValueError, match=f"{name}: end"):

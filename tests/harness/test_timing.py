@@ -72,6 +72,76 @@ def test_issuing_of_long_calls_is_timed_fewer_times(monkeypatch: pytest.MonkeyPa
     assert issued == calls
 
 
+class Device:
+    """A GPU that does what is queued in order, on the test's clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+        self.clock, self.free_at, self.rounds = clock, 0.0, 0
+        device = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                self.at = 0.0
+
+            def record(self) -> None:
+                self.at = max(device.free_at, clock.now)
+
+            def elapsed_time(self, end: Event) -> float:
+                return (end.at - self.at) * 1000
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
+
+    def synchronize(self) -> None:
+        self.clock.now = max(self.clock.now, self.free_at)
+
+    def queue(self, seconds: float) -> None:
+        self.free_at = max(self.free_at, self.clock.now) + seconds
+
+
+@pytest.mark.parametrize(
+    ("host_s", "device_s", "sample_s", "calls"),
+    [
+        (100e-6, 20e-6, 20e-6, 40),  # the device waits for the host: once more behind a head start
+        (100e-6, 5e-3, 5e-3, 20),  # ahead by itself
+        (0.0, 20e-6, 20e-6, 20),
+        (50e-3, 1e-3, 50e-3, 20),  # who takes that long is no launch
+    ],
+)
+def test_what_a_host_needs_to_launch_a_call_is_no_part_of_it(
+    monkeypatch: pytest.MonkeyPatch, host_s: float, device_s: float, sample_s: float, calls: int
+) -> None:
+    clock, timer = Clock(monkeypatch), Timer("cpu", Timing(l2="warm"))
+    timer.device = "cuda"
+    device = Device(monkeypatch, clock)
+    monkeypatch.setattr(timer, "occupy", device.queue)
+    issued = 0
+
+    def call() -> None:
+        nonlocal issued
+        issued += 1
+        clock.passes(host_s)
+        device.queue(device_s)
+
+    assert sorted(timer.measure(call, 20))[10] == pytest.approx(sample_s * 1000)
+    assert issued == calls
+
+
+@pytest.mark.gpu
+def test_gpu_samples_of_a_short_call_are_not_its_launching() -> None:
+    """Python that takes 300 us around a kernel of a few."""
+    a, timer = torch.zeros(1, device="cuda"), Timer("cuda", Timing())
+
+    def call() -> None:
+        until = time.perf_counter() + 300e-6
+        while time.perf_counter() < until:
+            pass
+        a.add_(1)
+
+    timer.round(call)
+    assert 0 < sorted(timer.round(call))[10] < 0.1
+
+
 @pytest.mark.gpu
 def test_gpu_samples_wait_for_the_kernel() -> None:
     a = torch.randn((4096, 4096), device="cuda")
