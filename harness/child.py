@@ -46,25 +46,37 @@ class Child:
         self._selector = selectors.DefaultSelector()
         self._selector.register(read_end, selectors.EVENT_READ)
 
-    def reports(self, planned: Planned) -> Iterator[dict[str, Any]]:
+    def reports(self, planned: Planned, by_turns: bool = False) -> Iterator[dict[str, Any]]:
         """Send what is to be done and yield the worker's reports up to and without ``group_done``.
+
+        by_turns: it reports a ``turn`` before every step, and waits for ``go``.
 
         Raises:
             ChildDied: the process ended. ChildHung: no report for ``timing.timeout_s`` seconds.
         """
         group = planned.group
-        message = json.dumps({"group": json.loads(group.to_json()), "todo": sorted(planned.todo)})
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(message + "\n")
-            self._process.stdin.flush()
-        except OSError as error:
-            raise ChildDied(self._how_it_ended()) from error
+        self._say(json.dumps({"group": json.loads(group.to_json()), "todo": sorted(planned.todo), "by_turns": by_turns}))
         while True:
             report = json.loads(self._line(group.timing.timeout_s))
             if report["event"] == "group_done":
                 return
             yield report
+
+    def go(self) -> None:
+        """It is its turn.
+
+        Raises:
+            ChildDied: the process ended.
+        """
+        self._say("")
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise ChildDied(self._how_it_ended()) from error
 
     def _line(self, timeout_s: float) -> bytes:
         deadline = time.monotonic() + timeout_s

@@ -30,6 +30,9 @@ from masks.column_mask import ColumnMask
 from masks.tiles import exact_density, tile_density
 
 Report = Callable[..., None]
+Turn = Callable[[int], None]
+"""Called before a group is prepared (``SETUP``) and before every round (its number). Returns when it may be done."""
+SETUP = -1
 T = TypeVar("T")
 
 
@@ -49,8 +52,13 @@ class Competitor:
             one.forget()
 
 
-def run_group(planned: Planned, timer: Timer, report: Report) -> None:
+def at_once(step: int) -> None:
+    """The turn of a process that has the machine for itself."""
+
+
+def run_group(planned: Planned, timer: Timer, report: Report, turn: Turn = at_once) -> None:
     """Prepare, check and time one group; every outcome is reported, none raises but what kills the process."""
+    turn(SETUP)
     group, problem = planned.group, planned.group.problem
     # torch's own switch is how a user asks every competitor for it; without filling fresh memory, which is not timed.
     torch.use_deterministic_algorithms(group.deterministic)
@@ -75,7 +83,7 @@ def run_group(planned: Planned, timer: Timer, report: Report) -> None:
                 competitor.forget()
     del answers
     if ready:
-        _rounds(ready, planned, timer, report)
+        _rounds(ready, planned, timer, report, turn)
 
 
 def _enter(
@@ -121,12 +129,15 @@ def _enter(
     return _attempt(enter, name, passes, timer, report)
 
 
-def _rounds(ready: list[Competitor], planned: Planned, timer: Timer, report: Report) -> None:
+def _rounds(ready: list[Competitor], planned: Planned, timer: Timer, report: Report, turn: Turn) -> None:
     """Rounds in alternating order (A B, B A): a drift of the machine hits every competitor alike."""
     group = planned.group
-    if group.timing.protocol == "sustained":
-        timer.heat(group.timing.heat_s)
+    cool = group.timing.protocol == "sustained"
     for number in sorted({number for number, _, _ in planned.todo}):
+        turn(number)
+        if cool:
+            timer.heat(group.timing.heat_s)
+            cool = False
         ordered = ready if number % 2 == 0 else ready[::-1]
         entries: list[dict[str, Any]] = []
         for position, competitor in enumerate(ordered):

@@ -11,7 +11,7 @@ import signal
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,7 +41,8 @@ _BUSY = 0.3
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run. ``peak_tflops``: the machine's peak; a faster figure is refused as wrong."""
+    """How to run. ``peak_tflops``: the machine's peak; a faster figure is refused as wrong. ``turn``: called before every step
+    of a group with the group's number and the step (``harness.measure.Turn``); it is done when that returns."""
 
     results_dir: Path
     dry_run: bool = False
@@ -49,6 +50,7 @@ class RunOptions:
     config_hash: str = ""
     peak_tflops: float | None = None
     worker: tuple[str, ...] = WORKER
+    turn: Callable[[int, int], None] | None = None
 
 
 def run(groups: list[Group], options: RunOptions) -> int:
@@ -163,7 +165,7 @@ class _Run:
             try:
                 if self.child is None:
                     self.child = Child(self.options.worker)
-                for report in self.child.reports(item):
+                for report in self.child.reports(item, self.options.turn is not None):
                     self._take(report, item.group, flight)
                 return
             except (ChildDied, ChildHung) as error:
@@ -190,6 +192,10 @@ class _Run:
         kind = report.pop("event")
         if kind == "mask":
             flight.mask = report
+        elif kind == "turn":
+            assert self.options.turn is not None and self.child is not None
+            self.options.turn(self.groups.index(group), report["step"])
+            self.child.go()
         elif kind == "start":
             flight.kernel, flight.phase, flight.round = report["kernel"], report["phase"], report.get("round", 0)
             self.display.step(1 if report["phase"] == "check" else 0)

@@ -18,22 +18,22 @@ from typing import Any
 import torch
 
 from harness.cases import Group
-from harness.measure import Report, run_group
+from harness.measure import Report, Turn, at_once, run_group
 from harness.resume import Planned
 from harness.team import die_with_parent, run_in_team
 from harness.timing import Timer
 
 
-def serve(work: Iterator[Planned], report: Report) -> None:
+def serve(work: Iterator[tuple[Planned, Turn]], report: Report) -> None:
     """Run what is asked, group by group."""
-    for planned in work:
+    for planned, turn in work:
         group = planned.group
         if group.cluster is not None:
             from harness.simulate.run import simulate_group  # here, since most runs need none of it
 
             simulate_group(planned, report)
         elif group.team is None:
-            run_group(planned, Timer(group.device, group.timing), report)
+            run_group(planned, Timer(group.device, group.timing), report, turn)
         else:
             run_in_team(planned, report)
         report(event="group_done")
@@ -54,11 +54,16 @@ def main() -> None:
         def report(**event: Any) -> None:
             pipe.write(json.dumps(event) + "\n")
 
-        def work() -> Iterator[Planned]:
-            for line in sys.stdin:
+        def ask(step: int) -> None:
+            report(event="turn", step=step)
+            if not sys.stdin.readline():
+                sys.exit(0)
+
+        def work() -> Iterator[tuple[Planned, Turn]]:
+            for line in iter(sys.stdin.readline, ""):
                 message = json.loads(line)
                 todo = frozenset((int(number), str(kernel), str(pass_)) for number, kernel, pass_ in message["todo"])
-                yield Planned(Group.from_json(json.dumps(message["group"])), todo)
+                yield Planned(Group.from_json(json.dumps(message["group"])), todo), ask if message["by_turns"] else at_once
 
         serve(work(), report)
 

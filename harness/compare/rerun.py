@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,6 +35,7 @@ from harness.config import ConfigError
 from harness.machine import Machine, this_machine
 from harness.provenance import ROOT
 from harness.rows import RowError
+from harness.runner import EXIT_INTERRUPTED
 from harness.store import new_run_id
 from plots.cells import Cell, cells_of
 from plots.statistics import median
@@ -65,7 +67,9 @@ def main(arguments: Sequence[str], machine: Machine | None = None) -> int:
             Build(name, tree, folder / "baseline", environment={"FM3_CACHE": str(tree / "build" / "kernels")}),
             Build("this tree", ROOT, folder / "candidate"),
         )
-        alternate(builds, groups, options.rounds, peak, lambda line: print(line, file=sys.stderr))
+        whole = _measure(builds, groups, options.rounds, peak)
+        if not whole and not all(build.has_rows for build in builds):
+            return EXIT_INTERRUPTED
         sides = [from_folder(build.results, build.name) for build in builds]
     except (SideError, SettingsError, ConfigError) as error:
         return complain("compare", str(error), EXIT_USAGE)
@@ -75,7 +79,18 @@ def main(arguments: Sequence[str], machine: Machine | None = None) -> int:
         return complain("compare", str(error), EXIT_BAD_DATA)
     found = judge(sides[1], sides[0], settings)
     print(terminal(found, every=True, width=terminal_width()), end="")
-    return found.exit_code
+    return found.exit_code if whole else EXIT_INTERRUPTED
+
+
+def _measure(builds: tuple[Build, Build], groups: list[Group], rounds: int, peak: float | None) -> bool:
+    """Whether it came to its end: an interrupted one leaves the rounds so far."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        alternate(builds, groups, rounds, peak, lambda line: print(line, file=sys.stderr))
+    except KeyboardInterrupt:
+        print(f"compare: interrupted; the rounds so far are in {builds[0].results.parent}", file=sys.stderr)
+        return False
+    return True
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -132,6 +147,8 @@ def groups_of(jobs: Sequence[Sequence[str]], machine: Machine) -> tuple[list[Gro
         config = replace(resolve(compose(list(words)), machine.gpu), kernels=(KERNEL,))
         peak = config.peak_tflops.get(config.dtype)
         found |= {group.to_json(): group for group in expand(config, machine)}
+    if any(group.team is not None or group.cluster is not None for group in found.values()):
+        raise SideError("words that share a sequence between GPUs, or simulate; allowed: kernels of one GPU, cp_degree=1")
     return list(found.values()), peak
 
 

@@ -41,13 +41,15 @@ class Series:
     """One case on one card.
 
     rounds: speed relative to the anchor. cycles: the same by clock cycles, None where a clock is not known. clock,
-    anchor_clock: median SM clock, MHz. throttle: NVML's reasons seen in any round. anchor: source hash of what the ratios are
-    to, None when ``rounds`` is empty because no round has an anchor. unpaired: rounds without one.
+    anchor_clock: median SM clock, MHz. clock_scatter: of ``clock`` from round to round, relative, 10th to 90th percentile.
+    throttle: NVML's reasons seen in any round. anchor: source hash of what the ratios are to, None when ``rounds`` is empty
+    because no round has an anchor. unpaired: rounds without one.
     """
 
     rounds: Rounds
     cycles: Rounds | None
     clock: float | None
+    clock_scatter: float | None
     anchor_clock: float | None
     throttle: int
     anchor: str | None
@@ -78,11 +80,13 @@ class Side:
         numbers = np.array([row["round"] for row, _ in pairs], dtype=np.int64)
         clocks = [(sm_clock(row), sm_clock(anchor)) for row, anchor in pairs]
         known = bool(clocks) and all(None not in pair for pair in clocks)
+        own = np.array([ours for ours, _ in clocks]) if known else None
         ratio = np.array([theirs / ours for ours, theirs in clocks]) if known else None  # type: ignore[operator]
         return Series(
             rounds=Rounds(figures, numbers),
             cycles=None if ratio is None else Rounds(figures * ratio, numbers),
-            clock=median([ours for ours, _ in clocks if ours is not None]) if known else None,
+            clock=None if own is None else float(np.median(own)),
+            clock_scatter=None if own is None else float(np.ptp(np.percentile(own, (10, 90))) / np.median(own)),
             anchor_clock=median([theirs for _, theirs in clocks if theirs is not None]) if known else None,
             throttle=throttle_of(rows),
             anchor=pairs[-1][1]["source_hash"] if pairs else None,

@@ -1,33 +1,45 @@
-"""One turn of one build: the harness' runner on groups that arrive as JSON on standard input. A process of ``abba``.
+"""One build's process: the harness' runner on groups that arrive as JSON on standard input, a round at a time. Of ``abba``.
 
-``PYTHONPATH`` says which build: the kernels and the harness below it are what runs. Measures by ``harness.runner``, which
-takes up where the last turn stopped.
+``PYTHONPATH`` says which build: the kernels and the harness below it are what runs. Before every step it writes which one to
+the pipe whose number is its argument, and waits for a line.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from harness.cases import Group
 from harness.child import WORKER
-from harness.runner import RunOptions, run
+from harness.runner import EXIT_INTERRUPTED, RunOptions, run
 
 
 def order(groups: Sequence[Group], results: Path, peak_tflops: float | None) -> str:
-    """What a turn reads."""
+    """The first line that it reads."""
     plain = [json.loads(group.to_json()) for group in groups]
     return json.dumps({"groups": plain, "results": str(results), "peak_tflops": peak_tflops})
 
 
-def take(said: Mapping[str, Any], worker: tuple[str, ...] = WORKER) -> int:
-    """Run it; the runner's exit code."""
+def serve(worker: tuple[str, ...] = WORKER) -> int:
+    """Run what standard input asks for; the runner's exit code."""
+    said = json.loads(sys.stdin.readline())
     groups = [Group.from_json(json.dumps(group)) for group in said["groups"]]
-    return run(groups, RunOptions(Path(said["results"]), peak_tflops=said["peak_tflops"], worker=worker))
+    with os.fdopen(int(sys.argv[1]), "w", buffering=1) as pipe:
+
+        def turn(group: int, step: int) -> None:
+            pipe.write(json.dumps([group, step]) + "\n")
+            if not sys.stdin.readline():
+                raise KeyboardInterrupt
+
+        options = RunOptions(Path(said["results"]), peak_tflops=said["peak_tflops"], worker=worker, turn=turn)
+        try:
+            return run(groups, options)
+        except BrokenPipeError:
+            return EXIT_INTERRUPTED
 
 
 if __name__ == "__main__":
-    sys.exit(take(json.load(sys.stdin)))
+    sys.exit(serve())

@@ -15,12 +15,13 @@ from fake_problem import group
 from row_factory import write_rows
 
 from harness.compare import rerun
-from harness.compare.abba import Build, TurnError, alternate
+from harness.compare.abba import LOG, Build, Step, TurnError, Turns, alternate, whose
 from harness.compare.builds import KERNELS, MEASURING, tree_of
 from harness.compare.reading import SideError, from_folder, recording
 from harness.compare.settings import Settings
 from harness.compare.verdict import Kind
 from harness.machine import Machine
+from harness.measure import SETUP
 from harness.provenance import ROOT
 from harness.rows import read_rows
 
@@ -36,53 +37,113 @@ def test_builds_take_turns_and_every_round_is_measured_once(tmp_path: Path) -> N
     """Real processes, fake competitors: the second build pauses in every call."""
     pair = (build(tmp_path, "base"), build(tmp_path, "new", FAKE_PAUSE="0.4"))
     told: list[str] = []
-    alternate(pair, [group(("good",), rounds=9)], rounds=2, told=told.append)
-    assert [line.rpartition(" ")[2] for line in told] == ["base", "new", "new", "base"]
+    alternate(pair, [group(("good",), rounds=9)], rounds=3, told=told.append)
+    steps = [(what, name) for _, what, name in (line.rsplit(": ", 2) for line in told)]
+    check = "prepares and checks"
+    assert steps[:2] == [(check, "base"), (check, "new")]
+    rounds = ["round 1 of 3", "round 1 of 3", "round 2 of 3", "round 2 of 3", "round 3 of 3", "round 3 of 3"]
+    assert steps[2:] == list(zip(rounds, ["base", "new", "new", "base", "base", "new"], strict=True))
     sides = [read_rows(one.results) for one in pair]
     for rows in sides:
-        assert sorted((row["pass"], row["round"]) for row in rows) == [(p, n) for p in ("backward", "forward") for n in (0, 1)]
+        assert sorted((row["pass"], row["round"]) for row in rows) == [
+            (p, n) for p in ("backward", "forward") for n in range(3)
+        ]
         assert {row["status"] for row in rows} == {"ok"}
     forward = [min(ms for row in rows if row["pass"] == "forward" for ms in row["samples_ms"]) for rows in sides]
     assert forward[1] > forward[0] + 100
 
 
-def test_a_turn_that_fails_ends_it_and_is_named(tmp_path: Path) -> None:
-    pair = (build(tmp_path, "base"), replace(build(tmp_path, "new"), command=(sys.executable, "-c", "raise SystemExit(3)")))
-    calls: list[str] = []
-    quick = replace(pair[0], command=(sys.executable, "-c", "import sys; sys.stdin.read()"))
-    with pytest.raises(TurnError, match=r"new failed in round 1 \(exit code 3\)"):
-        alternate((quick, pair[1]), [group(("good",))], rounds=3, told=calls.append)
-    assert len(calls) == 2
-
-
-@pytest.mark.parametrize(("rows", "turns"), [(False, 1), (True, 4)])
-def test_a_case_that_fails_is_recorded_and_a_tree_that_does_not_start_ends_it(tmp_path: Path, rows: bool, turns: int) -> None:
-    """Both end with 1; only the first leaves rows."""
-    told: list[str] = []
-    fails = Build("base", ROOT, tmp_path, (sys.executable, "-c", "raise SystemExit(1)"))
-    if rows:
-        write_rows(tmp_path, case_rows("document", rounds=1))
+def test_only_one_has_the_machine(tmp_path: Path) -> None:
+    """While one waits for its turn it does nothing: what it does next is told only after the other's step has ended."""
+    turns = [Turns(build(tmp_path, name), [group(("good",), rounds=2)], None) for name in ("base", "new")]
     try:
-        alternate((fails, fails), [group(("good",))], rounds=2, told=told.append)
-        assert rows
-    except TurnError:
-        assert not rows
-    assert len(told) == turns
+        assert [one.asks() for one in turns] == [(0, SETUP), (0, SETUP)]
+        turns[0].go()
+        assert turns[0].asks() == (0, 0)
+        turns[0].go()
+        assert turns[0].asks() == (0, 1)
+        assert len(read_rows(tmp_path / "base")) == 2 and not turns[1].build.has_rows
+    finally:
+        for one in turns:
+            one.end()
+    assert [row["status"] for row in read_rows(tmp_path / "base")] == ["ok", "ok", "interrupted", "interrupted"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "turn"),
+    [
+        ([(0, SETUP), (0, SETUP)], 0),
+        ([(0, 0), (0, SETUP)], 1),  # who is behind
+        ([(1, SETUP), (0, 7)], 1),
+        ([(0, 4), (0, 4)], 0),
+        ([(0, 5), (0, 5)], 1),
+        ([None, (0, 4)], 1),
+        ([(0, 5), None], 0),
+        ([None, None], None),
+    ],
+)
+def test_whose_turn_it_is(asked: list[Step | None], turn: int | None) -> None:
+    assert whose(asked) == turn
 
 
 def test_the_order_drifts_cancel_in() -> None:
     """A machine that gets slower with every turn favours neither build."""
-    turns: list[str] = []
-
-    class Recorded(Build):
-        def turn(self, groups: Any, peak_tflops: float | None) -> int:
-            turns.append(self.name)
-            return 0
-
-    alternate((Recorded("A", ROOT, ROOT), Recorded("B", ROOT, ROOT)), [group(("good",))], rounds=4)
-    assert "".join(turns) == "ABBAABBA"
+    asked: list[Step | None] = [(0, 0), (0, 0)]
+    turns = ""
+    while (number := whose(asked)) is not None:
+        turns += "AB"[number]
+        _, step = asked[number] or (0, 0)
+        asked[number] = (0, step + 1) if step < 3 else None
+    assert turns == "ABBAABBA"
     places = {name: sum(i for i, turn in enumerate(turns) if turn == name) for name in "AB"}
     assert places["A"] == places["B"]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise SystemExit(3)", r"new gave up \(exit code 3\); its rows and turns.log: .*new"),
+        ("import no_such_room", r"new gave up \(exit code 1\): ModuleNotFoundError: No module named 'no_such_room'; its"),
+        ("import os; os.kill(os.getpid(), 9)", r"new gave up \(exit code -9\)"),
+    ],
+)
+def test_a_build_that_gives_up_ends_it_and_is_named(tmp_path: Path, code: str, message: str) -> None:
+    gone = replace(build(tmp_path, "new"), command=(sys.executable, "-c", code))
+    with pytest.raises(TurnError, match=message):
+        alternate((build(tmp_path, "base"), gone), [group(("good",))], rounds=3)
+
+
+def test_a_case_that_fails_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
+    pair = (build(tmp_path, "base"), build(tmp_path, "new"))
+    told: list[str] = []
+    alternate(pair, [group(("wrong",)), group(("good",), seqlen=256)], rounds=1, told=told.append)
+    for one in pair:
+        assert {row["kernel"]: row["status"] for row in read_rows(one.results)} == {"wrong": "incorrect", "good": "ok"}
+    assert sum("prepares" in line for line in told) == 4 and sum("round 1" in line for line in told) == 2
+
+
+def test_an_interrupted_one_leaves_its_rounds_and_no_process(tmp_path: Path) -> None:
+    pair = (build(tmp_path, "base"), build(tmp_path, "new"))
+    started: list[Turns] = []
+
+    def told(line: str) -> None:
+        if "round 2 of 9" in line:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        first = Turns.__init__
+
+        def start(self: Turns, *arguments: Any) -> None:
+            first(self, *arguments)
+            started.append(self)
+
+        patch.setattr(Turns, "__init__", start)
+        with pytest.raises(KeyboardInterrupt):
+            alternate(pair, [group(("good",))], rounds=9, told=told)
+    assert [one._process.poll() is not None for one in started] == [True, True]
+    for one in pair:
+        good = [row["round"] for row in read_rows(one.results) if row["status"] == "ok"]
+        assert sorted(good) == [0, 0]
 
 
 # -- the verdict -----------------------------------------------------------------------------------------------------
@@ -162,27 +223,38 @@ def test_rounds_have_a_range(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'1'; allowed: 2 to 100 rounds" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("interrupted", "code"), [(False, 1), (True, 130)])
 def test_the_whole_command_with_turns_that_are_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    interrupted: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All but the turns themselves: they store rows that say the candidate is 4% slower."""
 
-    def turn(self: Build, groups: Any, peak_tflops: float | None) -> int:
-        assert peak_tflops == 989
+    def measured(builds: tuple[Build, Build], groups: list[Any], rounds: int, peak: float, told: Any) -> None:
+        assert (peak, rounds) == (989, 10)
         assert [(one.problem.mask.family, one.kernels) for one in groups] == [("document", ("fm3",))]
-        number = groups[0].timing.rounds - 1
-        rows = case_rows("document", rounds=number + 1, slower=0.04 if self.results.name == "candidate" else 0.0, noise=0.001)
-        path = self.results / "rows" / "run.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a").write(json.dumps(rows[number]) + "\n")
-        return 0
+        for one, slower in zip(builds, (0.0, 0.04), strict=True):
+            write_rows(one.results, case_rows("document", rounds=rounds, slower=slower, noise=0.001))
+        if interrupted:
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(Build, "turn", turn)
+    monkeypatch.setattr(rerun, "alternate", measured)
     monkeypatch.setattr(rerun, "PLACE", tmp_path)
-    assert rerun.main(["--against", "HEAD", "mask=document", "seqlen=1024", "batch=1", "--rounds", "10"], GPU) == 1
+    assert rerun.main(["--against", "HEAD", "mask=document", "seqlen=1024", "batch=1", "--rounds", "10"], GPU) == code
     shown = capsys.readouterr()
     assert "REGRESSION, certain" in shown.out and "10/10" in shown.out
-    assert "round 10 of 10: this tree" in shown.err
+    assert ("interrupted; the rounds so far are in" in shown.err) == interrupted
+
+
+def test_interrupted_before_any_round_there_is_nothing_to_judge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rerun, "alternate", measured)
+    monkeypatch.setattr(rerun, "PLACE", tmp_path)
+    assert rerun.main(["--against", "HEAD", "mask=document", "seqlen=1024", "batch=1"], GPU) == 130
+    assert capsys.readouterr().out == ""
 
 
 def test_words_come_from_the_alarms_that_need_a_rerun(tmp_path: Path) -> None:
@@ -255,11 +327,11 @@ def test_a_turn_runs_the_code_of_its_tree(tmp_path: Path) -> None:
     """The commit's kernels beside this harness: its own process imports both from the tree."""
     place, _ = tree_of("HEAD", tmp_path)
     code = "import fm3_kernel, harness, masks; print(*(m.__file__ for m in (fm3_kernel, harness, masks)))"
-    seen = replace(
-        Build("base", place, tmp_path), command=(sys.executable, "-c", f"{code}; open('seen', 'w').write(masks.__file__)")
-    )
-    assert seen.turn([group(("good",))], None) == 0
-    assert (place / "seen").read_text().startswith(str(place))
+    seen = Turns(Build("base", place, tmp_path / "rows", (sys.executable, "-c", code)), [group(("good",))], None)
+    assert seen.asks() is None
+    seen.end()
+    files = (tmp_path / "rows" / LOG).read_text().split()
+    assert len(files) == 3 and all(name.startswith(str(place)) for name in files)
 
 
 def test_rows_of_both_builds_are_read_from_their_folders(tmp_path: Path) -> None:

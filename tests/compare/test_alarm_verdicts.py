@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import UTC, date, datetime, timedelta
 
 import pytest
@@ -85,6 +86,17 @@ def test_new_code_that_lowers_its_own_clock_is_a_regression() -> None:
 def test_a_drop_in_cycles_too_is_a_regression_at_any_clock() -> None:
     found = compared(candidate(slow={"document": {"clock": 1500.0, "slower": 0.06, "throttle": 0x40}}), baseline())
     assert verdict_of(found, "document").kind is Kind.REGRESSION
+
+
+def test_a_clock_that_was_read_now_high_and_now_low_excuses_nothing() -> None:
+    """A drop of 6% with clocks of two calls mixed, mostly high before and mostly low now: in cycles it would be gone."""
+    sides = [candidate(slow={"document": {"slower": 0.06}}), baseline()]
+    for side, low in zip(sides, (0.7, 0.3), strict=True):
+        draw = random.Random(1)
+        for row in side.rows:
+            if row["mask"] == "document":
+                row["clocks"]["sm_mhz"] = [1410.0, 1410.0 if draw.random() < low else 1635.0, 1650.0]
+    assert verdict_of(compared(*sides), "document").kind is Kind.REGRESSION
 
 
 def test_without_clocks_nothing_is_excused() -> None:
