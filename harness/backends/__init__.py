@@ -9,7 +9,8 @@ from harness.backends.flash_attn_3 import FlashAttn3
 from harness.backends.flash_attn_4 import FlashAttn4
 from harness.backends.flashmask import FlashMask
 from harness.backends.flashmask_3 import FlashMask3
-from harness.backends.flex import Flex, FlexFlash
+from harness.backends.flex import Flex
+from harness.backends.flex_flash import FlexFlash
 from harness.backends.flex_tuned import FlexTuned
 from harness.backends.fm3 import Fm3
 from harness.backends.magi import Magi

@@ -18,15 +18,15 @@ import torch
 from fake_backends import Fake
 from fake_kernels import cute, flash_attention, magi
 from fake_kernels.maths import CALLS
-from fake_problem import group, options
+from fake_problem import group, options, problem_of
 
 from harness.backends import BACKENDS, MissingBackend
 from harness.backends import flashmask_3 as flashmask_3_module
 from harness.backends import package as package_module
 from harness.backends.base import Attend
-from harness.cases import Group, MaskSpec, Problem, Timing
+from harness.cases import Group, Problem, Timing
 from harness.gate.check import run as run_once
-from harness.inputs import make_inputs, make_mask, to_bshd
+from harness.inputs import make_inputs, make_mask
 from harness.measure import run_group
 from harness.resume import Planned
 from harness.rows import read_rows
@@ -34,7 +34,6 @@ from harness.runner import EXIT_FAILED, run
 from harness.timing import Timer
 from masks.column_mask import ColumnMask
 from masks.dense import dense
-from masks.documents import paper_documents
 from masks.families import FAMILIES
 
 PACKAGES = {
@@ -53,16 +52,6 @@ EXPRESSES = {
     "magi": set(FAMILIES) - {"random_eviction", "block_sparse"},
 }
 SHAPES = {"MHA": {"heads": 2, "kv_heads": 2}, "GQA": {"heads": 4, "kv_heads": 2}}
-
-
-def problem_of(family: str, seqlen: int = 264, **shape: Any) -> Problem:
-    documents = None
-    if FAMILIES[family].needs_documents:
-        documents = tuple((d.length, d.prefix, d.flag) for d in paper_documents(seqlen, "b"))
-    # A block mask is taken with head dim 128 only by one of them.
-    sizes = {"batch": 2, "heads": 2, "kv_heads": 2, "head_dim": 128 if family == "block_sparse" else 64} | shape
-    dtype = sizes.pop("dtype", "bfloat16")
-    return Problem(MaskSpec(family, "b", documents), seqlen, dtype=dtype, **sizes)
 
 
 _EXPECTED: dict[str, dict[str, torch.Tensor]] = {}
@@ -188,19 +177,6 @@ def test_the_harness_checks_and_times_it(name: str) -> None:
     (measured,) = [event for event in events if event["event"] == "round"]
     assert [entry["pass"] for entry in measured["entries"]] == ["forward", "backward"]
     assert all(entry["errors"]["lse_max"] <= 1 for entry in measured["entries"])
-
-
-def test_flex_with_what_its_compiler_finds_fastest_is_right() -> None:
-    """On a CPU, where the probe refuses it since nothing is tried there: the mask and the inputs go in as by default."""
-    problem = problem_of("causal_document", seqlen=200, dtype="float32")
-    mask, inputs = make_mask(problem, "cpu"), make_inputs(problem, "cpu")
-    outs = {}
-    for name in ("flex_tuned", "dense"):
-        own = inputs.in_layout(BACKENDS[name].layout)
-        out, _ = BACKENDS[name].prepare(problem, mask)(own.q, own.k, own.v)
-        outs[name] = to_bshd(out, BACKENDS[name].layout)
-    torch.testing.assert_close(outs["flex_tuned"], outs["dense"], rtol=1e-4, atol=1e-5)
-    assert BACKENDS["flex_tuned"].probe("cpu").reason == "needs an NVIDIA GPU"
 
 
 @pytest.mark.parametrize("has_backward", [True, False])
