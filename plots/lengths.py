@@ -66,7 +66,17 @@ def draw(frame: pd.DataFrame, caption: str, *, title: str = "", simulated: bool 
         figure = Figure(figsize=(max(5.4, 0.6 + 2.6 * across), 1.3 + 2.0 * down))
         panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
         handles: dict[str, Artist] = {}
+        # First, and for all panels at once: limits that are known need not be found again for every line.
+        first = panels[0][0]
+        first.set_xscale("log", base=2)
+        first.set_xticks(lengths, [style.length_label(length) for length in lengths])
+        first.xaxis.set_minor_locator(NullLocator())
+        spread = 2 ** (0.06 * max(1.0, math.log2(lengths[-1] / lengths[0]))) if lengths[0] > 0 else 1.1
+        first.set_xlim(lengths[0] / spread, lengths[-1] * spread)
+        first.set_ylim(0, top * 1.06)
+        first.yaxis.set_major_formatter(style.formatter())
         for panel, mask in zip(panels.flat, masks, strict=False):
+            panel.set_autoscale_on(False)
             crosses = 0
             for name, kernel in series:
                 look = style.look_of(name, kernel)
@@ -91,14 +101,6 @@ def draw(frame: pd.DataFrame, caption: str, *, title: str = "", simulated: bool 
             panel.grid(axis="y")
         for panel in panels.flat[len(masks) :]:
             panel.set_visible(False)
-        first = panels[0][0]
-        first.set_xscale("log", base=2)
-        first.set_xticks(lengths, [style.length_label(length) for length in lengths])
-        first.xaxis.set_minor_locator(NullLocator())
-        spread = 2 ** (0.06 * max(1.0, math.log2(lengths[-1] / lengths[0]))) if lengths[0] > 0 else 1.1
-        first.set_xlim(lengths[0] / spread, lengths[-1] * spread)
-        first.set_ylim(0, top * 1.06)
-        first.yaxis.set_major_formatter(style.formatter())
         for column in range(across):  # the lowest visible panel of a column carries the lengths
             lowest = max(row for row in range(down) if row * across + column < len(masks))
             panels[lowest][column].tick_params(labelbottom=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from plots.cells import Cell, series_of
+from plots.style import length_label
 
 SETTING_FIELDS = (
     "gpu", "power_limit", "protocol", "l2", "dtype", "heads", "kv_heads", "head_dim", "deterministic", "cp_degree",
@@ -40,14 +41,16 @@ def same_problem(one: Cell, other: Cell) -> bool:
     return all(a[f] == b[f] for f in fields)
 
 
-_SLOT_PARTS: tuple[Callable[[Cell], str], ...] = (
-    lambda c: f"({c['mask_variant']})" if c["mask_variant"] else "",
-    lambda c: " ".join(f"{k}={v}" for k, v in sorted(c["mask_params"].items())),
-    lambda c: f"B={c['batch']}",
-    lambda c: f"seed {c['seed']}",
-    lambda c: f"#{c['mask_digest'][:6]}" if c["mask_digest"] else "",
-    lambda c: f"case {c['case_id'][:6]}",
+_SLOT_PARTS: tuple[tuple[Callable[[Cell], str], ...], ...] = (
+    (lambda c: f"({c['mask_variant']})" if c["mask_variant"] else "",),
+    (lambda c: " ".join(f"{k}={v}" for k, v in sorted(c["mask_params"].items())),),
+    # Of a sweep that keeps the tokens of a batch, another batch is another number of tokens, the same at all lengths.
+    (lambda c: f"B={c['batch']}", lambda c: f"B*S={length_label(c['batch'] * c['seqlen'])}"),
+    (lambda c: f"seed {c['seed']}",),
+    (lambda c: f"#{c['mask_digest'][:6]}" if c["mask_digest"] else "",),
+    (lambda c: f"case {c['case_id'][:6]}",),
 )
+"""What tells two problems apart, in the order in which it is said; of several ways the one that makes the fewest labels."""
 
 
 def slot_labels(cells: list[Cell]) -> list[str]:
@@ -57,19 +60,20 @@ def slot_labels(cells: list[Cell]) -> list[str]:
     stands side by side is the same mask.
     """
     labels = [str(cell["mask"]) for cell in cells]
-    for part in _SLOT_PARTS:
-        places: dict[tuple[Any, ...], list[Cell]] = defaultdict(list)
-        for cell, label in zip(cells, labels, strict=True):
-            places[(label, cell["seqlen"], cell["pass"], cell["source"])].append(cell)
-        crowded = {
-            place[0]
-            for place, members in places.items()
-            if not _one_problem(members) and len({part(cell) for cell in members}) > 1
-        }
-        labels = [
-            f"{label} {part(cell)}".strip() if label in crowded else label for label, cell in zip(labels, cells, strict=True)
-        ]
+    for ways in _SLOT_PARTS:
+        labels = min((_told(cells, labels, part) for part in ways), key=lambda told: len(set(told)))
     return labels
+
+
+def _told(cells: list[Cell], labels: list[str], part: Callable[[Cell], str]) -> list[str]:
+    """The labels, with the part where one label stands for several problems."""
+    places: dict[tuple[Any, ...], list[Cell]] = defaultdict(list)
+    for cell, label in zip(cells, labels, strict=True):
+        places[(label, cell["seqlen"], cell["pass"], cell["source"])].append(cell)
+    crowded = {
+        place[0] for place, members in places.items() if not _one_problem(members) and len({part(cell) for cell in members}) > 1
+    }
+    return [f"{label} {part(cell)}".strip() if label in crowded else label for label, cell in zip(labels, cells, strict=True)]
 
 
 def _one_problem(cells: list[Cell]) -> bool:

@@ -28,14 +28,25 @@ def each(make: Callable[[T], R], items: Sequence[T], cores: int | None = None) -
             pickled. What it raises is raised here, for the first item that fails.
         cores: how many to use; all that this process may use.
     """
+    return begin(make, items, cores)()
+
+
+def begin(make: Callable[[T], R], items: Sequence[T], cores: int | None = None) -> Callable[[], list[R]]:
+    """As ``each``, while this process does something else: what it returns waits for the results, and is to be called once."""
     workers = min(cores or _cores(), len(items) // WORTH)
     if workers < 2:
-        return [make(item) for item in items]
-    try:
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-            return list(pool.map(make, items))
-    except BrokenProcessPool:  # one was killed, for its memory for instance: slower, then
-        return [make(item) for item in items]
+        return lambda: [make(item) for item in items]
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    made = pool.map(make, items)
+
+    def results() -> list[R]:
+        try:
+            with pool:
+                return list(made)
+        except BrokenProcessPool:  # one was killed, for its memory for instance: slower, then
+            return [make(item) for item in items]
+
+    return results
 
 
 def _cores() -> int:

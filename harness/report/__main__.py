@@ -61,6 +61,9 @@ def build(
         judgements: the paper's claims, judged.
         past: history figures.
     """
+    now = _of_now(cells)
+    drawn = pictures.begin([(f"f{number}", item) for number, item in enumerate(now)]
+                           + [(f"p{number}", item) for number, item in enumerate(past)])  # fmt: skip
     groups = list(settings(cells).values())
     parts: dict[str, list[Markup]] = {name: [] for name in _SECTIONS}
     for members in groups:
@@ -76,8 +79,9 @@ def build(
     if judgements:
         parts["short"].append(element("p", claims.in_one_line(judgements), class_="card"))
         parts["claims"] = [claims.claims(judgements)]
-    parts["figures"] = _figures(cells)
-    parts["history"] = _history(past)
+    made = drawn()
+    parts["figures"] = _figures(now, made[: len(now)])
+    parts["history"] = _history(past, made[len(now) :])
     parts["where"] = [where.environment(cells, environments), where.runs(cells)]
     shown = {name: title for name, title in _SECTIONS.items() if parts[name]}
     body = [
@@ -106,15 +110,18 @@ def _setting_heading(members: Sequence[Cell]) -> Markup:
     return element("h3", captions.stamp(members) + " · ".join(told[name] for name in ("machine", "protocol", "shape")))
 
 
-def _figures(cells: Sequence[Cell]) -> list[Markup]:
-    """Lengths and heat maps at once, bars and pictures to be opened; without lengths the bars come at once."""
-    drawn = list(catalogue.figures(cells))
+def _of_now(cells: Sequence[Cell]) -> list[Drawn]:
+    """The figures of how things are, and the masks in them."""
     measured = {cell["mask"] for cell in cells}
     masks = gallery([name for name in gallery().frame["mask"] if name in measured]) if measured else None
-    several = any(item.kind == "lengths" for item in drawn)
+    return [*catalogue.figures(cells), *([masks] if masks is not None else [])]
+
+
+def _figures(items: Sequence[Drawn], made: Sequence[Markup]) -> list[Markup]:
+    """Lengths and heat maps at once, bars and pictures to be opened; without lengths the bars come at once."""
+    several = any(item.kind == "lengths" for item in items)
     lines, maps, bars, folded = [], [], [], []
-    items = [*drawn, *([masks] if masks is not None else [])]
-    for item, figure in zip(items, pictures.of(items, "f"), strict=True):
+    for item, figure in zip(items, made, strict=True):
         if item.kind == "lengths":
             lines.append(figure)
         elif item.kind == "heatmap":
@@ -126,11 +133,11 @@ def _figures(cells: Sequence[Cell]) -> list[Markup]:
     return [*bars, *lines, element("div", *maps, class_="grid"), *folded]
 
 
-def _history(past: Sequence[Drawn]) -> list[Markup]:
+def _history(past: Sequence[Drawn], made: Sequence[Markup]) -> list[Markup]:
     """The steps that were found at once, the figures to be opened."""
     steps = [element("li", note) for item in past for note in history.notes(item.frame)]
     told = element("ul", *steps) if steps else element("p", _NO_STEPS, class_="sub")
-    figures = [fold(item.title, figure) for item, figure in zip(past, pictures.of(past, "p"), strict=True)]
+    figures = [fold(item.title, figure) for item, figure in zip(past, made, strict=True)]
     return [element("div", told, class_="card"), *figures] if past else []
 
 

@@ -194,6 +194,14 @@ def test_competitors_with_different_batches_do_not_share_a_label() -> None:
     assert not same_problem(*cells)
 
 
+def test_one_more_batch_does_not_part_the_lengths_of_a_sweep() -> None:
+    """Whose batch shrinks as the length grows, so that by batch each length would be apart."""
+    rows = [make_row(seqlen=1024 << n, batch=8 >> n, case_id=f"c{n}", mask="document") for n in range(4)]
+    assert slot_labels(cells_of(rows)) == ["document"] * 4
+    rows.append(make_row(seqlen=1024, batch=1, case_id="alone", mask="document"))
+    assert sorted(slot_labels(cells_of(rows))) == ["document B*S=1K", *["document B*S=8K"] * 4]
+
+
 def test_a_failure_without_digest_stands_beside_its_competitors() -> None:
     cells = cells_of([make_row(), make_row(kernel="dense", status="crash", mask_digest=None)])
     assert slot_labels(cells) == ["document", "document"]
