@@ -40,7 +40,7 @@ LENGTHS = (8192, 32768)
 def table(cells: Sequence[Cell]) -> str:
     """Markdown: mask by kernel, ``forward / backward`` TFLOP/s by exact density, one table a length, caption below."""
     chosen = [c for c in cells if c["seqlen"] in LENGTHS and all(c[name] == value for name, value in peers.SETTING.items())]
-    parts = []
+    parts, told = [], []
     for seqlen in LENGTHS:
         members = [cell for cell in chosen if cell["seqlen"] == seqlen]
         kernels = sorted({cell["kernel"] for cell in members if cell.ok}, key=rank)
@@ -51,12 +51,12 @@ def table(cells: Sequence[Cell]) -> str:
         ]
         for mask in masks:
             of_mask = _one_problem([cell for cell in members if cell["mask"] == mask])
+            told += [cell for cell in of_mask if cell.ok]
             density = next(cell["density"] for cell in of_mask if cell.ok)
             shown = [_pair([cell for cell in of_mask if cell["kernel"] == kernel]) for kernel in kernels]
             lines.append(f"| {mask} | {density:.3f} | " + " | ".join(shown) + " |")
         parts.append("\n".join(lines))
-    good = [cell for cell in chosen if cell.ok]
-    return "\n\n".join([*parts, captions.caption(good) if good else ""])
+    return "\n\n".join([*parts, captions.caption(told) if told else ""])
 
 
 def _one_problem(cells: Sequence[Cell]) -> list[Cell]:

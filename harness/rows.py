@@ -32,6 +32,8 @@ from harness.row_limits import (
     impossible,
 )
 
+BUSY_CORES = 0.3
+"""Cores busy with other things (``other_busy_cores`` of ``clocks``) above which a CPU's figures are no longer the machine's."""
 SCHEMA_VERSION = 3
 
 STATUSES = (

@@ -25,7 +25,7 @@ from harness.progress import Display
 from harness.provenance import environment, git_state, tree_hash
 from harness.resume import Entry, Planned, Recorded, plan
 from harness.row_limits import FIGURES
-from harness.rows import SCHEMA_VERSION, Row, RowError, read_rows
+from harness.rows import BUSY_CORES, SCHEMA_VERSION, Row, RowError, read_rows
 from harness.simulate.backend import Simulated
 from harness.store import Store, StoreError, new_run_id
 from harness.timing import TIMING_VERSION
@@ -35,8 +35,6 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_BAD_DATA, EXIT_INTERRUPTED = 0, 1, 2, 4, 
 # Floating-point operations of a forward pass per visible pair, query head and element of the head: two products.
 _FORWARD_FLOPS = 4.0
 _GOOD = ("ok", "unsupported")
-# Cores busy with other things at which a CPU's figures are no longer the machine's.
-_BUSY = 0.3
 
 
 @dataclass(frozen=True)
@@ -216,7 +214,7 @@ class _Run:
     def _note_others(self, rows: list[Row]) -> None:
         """A processor that others use too gives figures that say little: tell once."""
         busy = max(((row["clocks"] or {}).get("other_busy_cores", 0.0) for row in rows), default=0.0)
-        if busy > _BUSY and not self.told_busy:
+        if busy > BUSY_CORES and not self.told_busy:
             self.told_busy = True
             self.display.note(f"  other programs keep {busy:.1f} cores busy: these figures are slower than the machine")
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from harness.columns import WIDTH, aligned, terminal_width
 from harness.findings import Place, places
+from plots import captions
 from plots.captions import machine, stamp, team
 from plots.cells import Cell, series_of
 from plots.slots import settings
@@ -57,9 +58,11 @@ def render_reasons(cells: Sequence[Cell], width: int = WIDTH) -> str:
 
 
 def for_terminal(cells: Sequence[Cell]) -> str:
-    """The tables and why entries are unsupported, as wide and as colourful as standard output takes them."""
+    """The tables, why entries are unsupported and what a busy processor did to them, as wide and as colourful as standard output takes them."""
     colour, width = sys.stdout.isatty() and "NO_COLOR" not in os.environ, terminal_width()
-    return "\n".join(filter(None, [render_table(cells, colour=colour, width=width), render_reasons(cells, width)]))
+    doubt = textwrap.fill(captions.busy(cells), width)
+    told = [render_table(cells, colour=colour, width=width), render_reasons(cells, width), doubt and f"{doubt}\n"]
+    return "\n".join(filter(None, told))
 
 
 def _block(group: list[Place], title: str, one: Cell, colour: bool, width: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from harness.rows import Row
+from harness.rows import BUSY_CORES, Row
 from plots.cells import Cell
 from plots.style import plain
 
@@ -99,7 +99,23 @@ def is_simulated(cells: Iterable[Cell]) -> bool:
 
 
 def doubts(cells: Sequence[Cell]) -> str:
-    """What is to be known about the simulated ones, built from their rows; empty without any."""
+    """What is to be known about simulated ones, and about those measured on a busy processor; empty without any."""
+    return " ".join(filter(None, [_simulated(cells), busy(cells)]))
+
+
+def busy(cells: Sequence[Cell]) -> str:
+    """How many cells have rounds in which other programs kept the processor busy; empty where none has."""
+    most = [
+        max(((row["clocks"] or {}).get("other_busy_cores", 0.0) for row in cell.rows), default=0.0) for cell in cells if cell.ok
+    ]
+    hit = [cores for cores in most if cores > BUSY_CORES]
+    if not hit:
+        return ""
+    count = f"{len(hit)} of {len(most)} cells have rounds in which other programs kept up to {max(hit):.1f} cores busy"
+    return f"{count}: those are slower than the machine."
+
+
+def _simulated(cells: Sequence[Cell]) -> str:
     told = [cell["simulation"] for cell in cells if cell.ok and cell["simulation"] is not None]
     if not told:
         return ""

@@ -11,6 +11,7 @@ import pytest
 from row_factory import make_rounds, make_row, write_rows
 
 from harness.rows import Row
+from harness.terminal import for_terminal
 from plots import bars, captions, catalogue, files, heatmap, lengths, style
 from plots.__main__ import main
 from plots.captions import FigureError
@@ -149,6 +150,15 @@ def test_caption_is_built_from_the_rows() -> None:
         assert part in text
     assert "0123456789+" in text
     assert text.endswith("2026-01-02\nA note.")
+
+
+def test_a_caption_says_what_a_busy_processor_did() -> None:
+    rows = [make_row(clocks={"other_busy_cores": cores}, round=n) for n, cores in enumerate((0.0, 1.04))]
+    rows.append(make_row(mask="causal", clocks={"other_busy_cores": 0.2}))
+    told = "1 of 2 cells have rounds in which other programs kept up to 1.0 cores busy: those are slower than the machine."
+    assert told in captions.caption(cells_of(rows))
+    assert told in " ".join(for_terminal(cells_of(rows)).split())
+    assert "busy" not in captions.caption(cells_of(rows[2:])) + for_terminal(cells_of(rows[2:]))
 
 
 def test_simulated_figures_carry_the_watermark_and_mixed_ones_label_every_series() -> None:
