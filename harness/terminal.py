@@ -58,7 +58,7 @@ def render_reasons(cells: Sequence[Cell], width: int = WIDTH) -> str:
 
 
 def for_terminal(cells: Sequence[Cell]) -> str:
-    """The tables, why entries are unsupported and what a busy processor did to them, as wide and as colourful as standard output takes them."""
+    """Tables, why entries are unsupported, what a busy processor did: as wide and colourful as standard output takes it."""
     colour, width = sys.stdout.isatty() and "NO_COLOR" not in os.environ, terminal_width()
     doubt = textwrap.fill(captions.busy(cells), width)
     told = [render_table(cells, colour=colour, width=width), render_reasons(cells, width), doubt and f"{doubt}\n"]
