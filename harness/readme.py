@@ -52,9 +52,9 @@ def table(cells: Sequence[Cell]) -> str:
         for mask in masks:
             of_mask = _one_problem([cell for cell in members if cell["mask"] == mask])
             told += [cell for cell in of_mask if cell.ok]
-            density = next(cell["density"] for cell in of_mask if cell.ok)
+            density = next((f"{cell['density']:.3f}" for cell in of_mask if cell.ok), "-")
             shown = [_pair([cell for cell in of_mask if cell["kernel"] == kernel]) for kernel in kernels]
-            lines.append(f"| {mask} | {density:.3f} | " + " | ".join(shown) + " |")
+            lines.append(f"| {mask} | {density} | " + " | ".join(shown) + " |")
         parts.append("\n".join(lines))
     return "\n\n".join([*parts, captions.caption(told) if told else ""])
 

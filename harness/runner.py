@@ -35,6 +35,7 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_BAD_DATA, EXIT_INTERRUPTED = 0, 1, 2, 4, 
 # Floating-point operations of a forward pass per visible pair, query head and element of the head: two products.
 _FORWARD_FLOPS = 4.0
 _GOOD = ("ok", "unsupported")
+_WAITING, _WAITS = "waiting for its turn", 2
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,7 @@ class _Run:
                 hint = f" ({found.install})" if found.install else ""
                 self._verdict(item.group, kernel, item.group.passes, 0, "missing_backend", f"{found.reason}{hint}", {})
                 item = item.without([kernel])
+        waits = 0
         while item.todo:
             flight = _Flight()
             try:
@@ -172,6 +174,10 @@ class _Run:
                 self.child = None
                 if not item.without(done=flight.done).todo:
                     return  # it had said everything
+                if flight.phase == _WAITING and waits < _WAITS:
+                    waits += 1  # nothing ran, so nothing is to blame: prepared once more
+                    item = item.without(done=flight.done)
+                    continue
                 status = "timeout" if isinstance(error, ChildHung) else "crash"
                 blamed = [flight.kernel] if flight.kernel is not None else list(item.kernels)
                 for kernel in blamed:
@@ -192,6 +198,7 @@ class _Run:
             flight.mask = report
         elif kind == "turn":
             assert self.options.turn is not None and self.child is not None
+            flight.kernel, flight.phase = None, _WAITING
             self.options.turn(self.groups.index(group), report["step"])
             self.child.go()
         elif kind == "start":

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.cases import Group
-from harness.compare.turn import order
+from harness.compare.turn import SOME_FAILED, order
 from harness.measure import SETUP
 from harness.rows import row_files
-from harness.runner import EXIT_FAILED, EXIT_OK
+from harness.runner import EXIT_OK
 
 LOG = "turns.log"
 """What a build's process printed, beside its rows."""
@@ -89,9 +89,13 @@ class Turns:
         if line:
             group, step = json.loads(line)
             return group, step
-        code = self._process.wait()
-        # The runner's 1 is also Python's, for a tree that does not even start.
-        if code == EXIT_OK or (code == EXIT_FAILED and self.build.has_rows):
+        try:
+            code = self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            raise TurnError(
+                f"{self.build.name} says nothing more and does not end; its rows and {LOG}: {self.build.results}"
+            ) from None
+        if code in (EXIT_OK, SOME_FAILED):
             return None
         said = self._log.read_text(errors="replace").strip().splitlines()
         last = f": {said[-1]}" if said else ""

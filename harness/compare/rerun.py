@@ -77,6 +77,8 @@ def main(arguments: Sequence[str], machine: Machine | None = None) -> int:
         return complain("compare", str(error), EXIT_NOT_JUDGED)
     except RowError as error:
         return complain("compare", str(error), EXIT_BAD_DATA)
+    except OSError as error:
+        return complain("compare", f"cannot run both builds: {error.filename}: {error.strerror or error}", EXIT_USAGE)
     found = judge(sides[1], sides[0], settings)
     print(terminal(found, every=True, width=terminal_width()), end="")
     return found.exit_code if whole else EXIT_INTERRUPTED
@@ -123,7 +125,7 @@ def words_of(path: Path) -> list[list[str]]:
         verdicts = json.loads(path.read_text(encoding="utf-8"))["verdicts"]
         asked = [item for item in verdicts if item["verdict"] in _WORTH_IT and item["case"]["kernel"] == KERNEL]
         lists = [shlex.split(item["command"])[3:] for item in asked]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SideError(f"{path} is not what `python -m harness.compare --json` writes ({error})") from error
     if not lists:
         raise SideError(f"{path} has no case of {KERNEL} that needs a rerun")
@@ -146,7 +148,12 @@ def groups_of(jobs: Sequence[Sequence[str]], machine: Machine) -> tuple[list[Gro
     for words in jobs:
         config = replace(resolve(compose(list(words)), machine.gpu), kernels=(KERNEL,))
         peak = config.peak_tflops.get(config.dtype)
-        found |= {group.to_json(): group for group in expand(config, machine)}
+        for group in expand(config, machine):
+            # A case is measured once, however many words ask for it: rounds are those of the rerun.
+            alike = replace(group, timing=replace(group.timing, rounds=ROUNDS))
+            key = replace(alike, passes=()).to_json()
+            passes = (*found[key].passes, *alike.passes) if key in found else alike.passes
+            found[key] = replace(alike, passes=tuple(dict.fromkeys(passes)))
     if any(group.team is not None or group.cluster is not None for group in found.values()):
         raise SideError("words that share a sequence between GPUs, or simulate; allowed: kernels of one GPU, cp_degree=1")
     return list(found.values()), peak
@@ -170,6 +177,12 @@ def judge(candidate: Recording, baseline: Recording, settings: Settings) -> Comp
                  if not cell.ok and key in theirs and theirs[key].ok]  # fmt: skip
     verdicts += [Verdict(Kind.NEW, cell.row, "no figure of the baseline") for key, cell in ours.items()
                  if cell.ok and not (key in theirs and theirs[key].ok)]  # fmt: skip
+    told = {(verdict.row["case_id"], verdict.row["pass"]) for verdict in verdicts}
+    for cell in (*ours.values(), *theirs.values()):
+        if (cell.row["case_id"], cell.row["pass"]) not in told:
+            told.add((cell.row["case_id"], cell.row["pass"]))
+            reason = "no round of this tree" if cell.ok else f"neither has a figure: {cell.status}: {cell.reason}"
+            verdicts.append(Verdict(Kind.AMBIGUOUS, cell.row, reason))
     notes = ("measured by turns on one machine, each round with both builds", *candidate.notes, *baseline.notes)
     ranked = sorted(verdicts, key=lambda verdict: (list(Kind).index(verdict.kind), verdict.case))
     return Comparison(candidate.label, baseline.label, tuple(ranked), notes, thresholds)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.cases import Group
 from harness.child import WORKER
-from harness.runner import EXIT_INTERRUPTED, RunOptions, run
+from harness.runner import EXIT_FAILED, EXIT_INTERRUPTED, RunOptions, run
 
 
 def order(groups: Sequence[Group], results: Path, peak_tflops: float | None) -> str:
@@ -23,8 +23,12 @@ def order(groups: Sequence[Group], results: Path, peak_tflops: float | None) -> 
     return json.dumps({"groups": plain, "results": str(results), "peak_tflops": peak_tflops})
 
 
+SOME_FAILED = 10
+"""The runner's exit code 1, which is also Python's for an error that nobody caught."""
+
+
 def serve(worker: tuple[str, ...] = WORKER) -> int:
-    """Run what standard input asks for; the runner's exit code."""
+    """Run what standard input asks for; the runner's exit code, ``SOME_FAILED`` in place of its 1."""
     said = json.loads(sys.stdin.readline())
     groups = [Group.from_json(json.dumps(group)) for group in said["groups"]]
     with os.fdopen(int(sys.argv[1]), "w", buffering=1) as pipe:
@@ -36,9 +40,10 @@ def serve(worker: tuple[str, ...] = WORKER) -> int:
 
         options = RunOptions(Path(said["results"]), peak_tflops=said["peak_tflops"], worker=worker, turn=turn)
         try:
-            return run(groups, options)
-        except BrokenPipeError:
-            return EXIT_INTERRUPTED
+            code = run(groups, options)
+        except BrokenPipeError:  # who asked is gone
+            os._exit(EXIT_INTERRUPTED)
+    return SOME_FAILED if code == EXIT_FAILED else code
 
 
 if __name__ == "__main__":

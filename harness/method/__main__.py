@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str] | None = None, machine: Machine | None = None)
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the readings, CSV; must not exist")
     options = parser.parse_args(arguments)
+    if options.out.suffix == ".gz":
+        return complain("method", f"--out={options.out} is written as text; allowed: a name without .gz", USAGE)
     if (machine or this_machine()).gpu is None:
         return complain("method", "the experiments are about a GPU's clocks and cache, and torch sees no GPU here", NO_GPU)
     try:
@@ -50,7 +53,8 @@ def main(arguments: Sequence[str] | None = None, machine: Machine | None = None)
     except OSError as error:
         return complain("method", f"cannot write {options.out}: {error.strerror or error}; what it holds is kept", USAGE)
     finally:
-        book.close()
+        with suppress(OSError):  # told above, or of lines that are on the disk already
+            book.close()
     print(table(*read(options.out)))
     return OK
 

@@ -8,6 +8,7 @@ import math
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
+from datetime import datetime
 from pathlib import Path
 from typing import IO
 
@@ -124,6 +125,9 @@ def _read(file: IO[str], path: Path) -> tuple[Place, list[Reading]]:
 def _place(line: dict[str, str]) -> Place:
     texts = {name: line[name] for name in _PLACE}
     limit = _number(texts.pop("power_limit"))
+    datetime.fromisoformat(texts["time"])
+    if not texts["gpu"]:
+        raise ValueError("no gpu; allowed: its name")
     return Place(**{name: value or None for name, value in texts.items()}, power_limit=limit)  # type: ignore[arg-type]
 
 
@@ -137,4 +141,7 @@ def _reading(line: dict[str, str]) -> Reading:
 
 
 def _number(text: str) -> float | None:
-    return float(text) if text else None
+    value = float(text) if text else None
+    if value is not None and not 0 <= value < math.inf:
+        raise ValueError(f"{text}; allowed: finite numbers from 0 on")
+    return value

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -66,7 +68,7 @@ def test_only_one_has_the_machine(tmp_path: Path) -> None:
     finally:
         for one in turns:
             one.end()
-    assert [row["status"] for row in read_rows(tmp_path / "base")] == ["ok", "ok", "interrupted", "interrupted"]
+    assert [row["status"] for row in read_rows(tmp_path / "base")] == ["ok", "ok"]
 
 
 @pytest.mark.parametrize(
@@ -104,6 +106,10 @@ def test_the_order_drifts_cancel_in() -> None:
     [
         ("raise SystemExit(3)", r"new gave up \(exit code 3\); its rows and turns.log: .*new"),
         ("import no_such_room", r"new gave up \(exit code 1\): ModuleNotFoundError: No module named 'no_such_room'; its"),
+        (
+            "import os, sys; os.write(int(sys.argv[1]), b'[0, -1]\\n'); sys.stdin.readline(); 1 / 0",
+            r"division by zero; its rows",
+        ),
         ("import os; os.kill(os.getpid(), 9)", r"new gave up \(exit code -9\)"),
     ],
 )
@@ -142,8 +148,7 @@ def test_an_interrupted_one_leaves_its_rounds_and_no_process(tmp_path: Path) -> 
             alternate(pair, [group(("good",))], rounds=9, told=told)
     assert [one._process.poll() is not None for one in started] == [True, True]
     for one in pair:
-        good = [row["round"] for row in read_rows(one.results) if row["status"] == "ok"]
-        assert sorted(good) == [0, 0]
+        assert [(row["round"], row["status"]) for row in read_rows(one.results)] == [(0, "ok")] * 2
 
 
 # -- the verdict -----------------------------------------------------------------------------------------------------
@@ -187,6 +192,20 @@ def test_a_build_that_fails_is_lost() -> None:
     base = recording("base", case_rows("document"))
     crashed = [replace_status(row) for row in case_rows("document", rounds=1)]
     assert rerun.judge(recording("new", crashed), base, Settings()).counts == {Kind.LOST: 1}
+
+
+def test_a_case_that_has_no_figure_on_either_side_is_told() -> None:
+    """Both out of memory, for both are there at once; or a build that never came to it."""
+    failed = [replace_status(row) for row in case_rows("document", rounds=1)]
+    causal = case_rows("causal", noise=0.001)
+    for ours, theirs, reason in (
+        (failed, failed, "neither has a figure: crash: gone"),
+        ([], case_rows("document"), "no round of"),
+    ):
+        found = rerun.judge(recording("new", [*causal, *ours]), recording("base", [*causal, *theirs]), Settings())
+        one = next(verdict for verdict in found.verdicts if verdict.row["mask"] == "document")
+        assert one.kind is Kind.AMBIGUOUS and reason in one.reason
+        assert found.exit_code == 3
 
 
 def replace_status(row: dict[str, Any]) -> dict[str, Any]:
@@ -243,6 +262,32 @@ def test_the_whole_command_with_turns_that_are_recorded(
     shown = capsys.readouterr()
     assert "REGRESSION, certain" in shown.out and "10/10" in shown.out
     assert ("interrupted; the rounds so far are in" in shown.err) == interrupted
+
+
+def test_a_case_that_is_asked_for_twice_is_measured_once() -> None:
+    words = ["mask=document", "seqlen=1024", "batch=1"]
+    asked = [[*words, "passes=[forward]", "timing.rounds=5"], [*words, "passes=[backward,forward]", "timing.rounds=9"]]
+    (one,), _ = rerun.groups_of(asked, GPU)
+    assert sorted(one.passes) == ["backward", "forward"]
+
+
+def test_a_worker_that_dies_while_it_waits_is_not_to_blame(tmp_path: Path) -> None:
+    """Nothing ran: it is started again, and goes on where it was."""
+    turns = Turns(build(tmp_path, "base"), [group(("good",), rounds=2)], None)
+    try:
+        assert turns.asks() == (0, SETUP)
+        turns.go()
+        assert turns.asks() == (0, 0)
+        children = subprocess.run(["pgrep", "-P", str(turns._process.pid)], capture_output=True, text=True, check=True)
+        (worker,) = children.stdout.split()
+        os.kill(int(worker), signal.SIGKILL)
+        for step in ((0, SETUP), (0, 0), (0, 1), None):
+            turns.go()
+            assert turns.asks() == step
+    finally:
+        turns.end()
+    rows = sorted((row["status"], row["pass"], row["round"]) for row in read_rows(tmp_path / "base"))
+    assert rows == [("ok", pass_, number) for pass_ in ("backward", "forward") for number in (0, 1)]
 
 
 def test_interrupted_before_any_round_there_is_nothing_to_judge(

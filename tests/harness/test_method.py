@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import re
 from collections.abc import Callable
@@ -158,6 +159,22 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, change: Callable[[str
         read(path)
 
 
+@pytest.mark.parametrize("change", [{"time": ""}, {"gpu": ""}, {"power_limit": "nan"}, {"sm_mhz": "inf"}, {"power_w": "-1"}])
+def test_a_reading_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, str]) -> None:
+    book = Book(tmp_path / "method.csv", PLACE)
+    book.add([reading("start", "rested", 2.0)])
+    book.close()
+    with (tmp_path / "method.csv").open(newline="") as file:
+        (line,) = csv.DictReader(file)
+    path = tmp_path / "changed.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, line.keys())
+        writer.writeheader()
+        writer.writerow(line | change)
+    with pytest.raises(ReadingError, match="changed.csv, line 2"):
+        read(path)
+
+
 @pytest.mark.parametrize("damage", [lambda packed: packed[:-12], lambda packed: b"not gzip", lambda packed: b""])
 def test_a_damaged_packed_file_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     book = Book(tmp_path / "method.csv", PLACE)
@@ -196,7 +213,7 @@ def test_without_a_gpu_one_line_says_so_and_nothing_is_written(tmp_path: Path, c
     assert capsys.readouterr().err.startswith("method: ") and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("place", ["there.csv", "nowhere/method.csv", "folder"])
+@pytest.mark.parametrize("place", ["there.csv", "nowhere/method.csv", "folder", "new.csv.gz"])
 def test_a_file_that_cannot_be_written_is_told_before_anything_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:

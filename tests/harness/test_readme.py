@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from row_factory import make_rounds
+from row_factory import make_rounds, make_row
 
 from harness import provenance
 from harness.marked import with_part
@@ -47,6 +47,15 @@ def test_a_row_of_the_table_is_one_problem() -> None:
     rows += make_rounds(9.0, kernel="flex_tuned", mask="full", **shape | {"batch": rows[0]["batch"] + 1})
     (line,) = (line for line in table(cells_of(rows)).splitlines() if line.startswith("| full"))
     assert line.endswith("| - |") and line.removesuffix(" - |") in alone
+
+
+def test_a_mask_that_only_failed_has_a_line_of_dashes() -> None:
+    shape = {"seqlen": 8192, "gpu": "NVIDIA H200", "power_limit": 700, "heads": 32, "kv_heads": 32, "head_dim": 128}
+    rows = [
+        *make_rounds(1.0, kernel="fm3", mask="full", **shape),
+        make_row(kernel="fm3", mask="causal", status="crash", **shape),
+    ]
+    assert "| causal | - | - |" in table(cells_of(rows))
 
 
 def test_a_missing_marker_is_named() -> None:
