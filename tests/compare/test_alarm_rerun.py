@@ -115,8 +115,10 @@ def test_the_order_drifts_cancel_in() -> None:
 )
 def test_a_build_that_gives_up_ends_it_and_is_named(tmp_path: Path, code: str, message: str) -> None:
     gone = replace(build(tmp_path, "new"), command=(sys.executable, "-c", code))
+    once = "import os, sys; os.write(int(sys.argv[1]), b'[0, -1]\\n'); sys.stdin.readline()"
+    other = replace(build(tmp_path, "base"), command=(sys.executable, "-c", once))
     with pytest.raises(TurnError, match=message):
-        alternate((build(tmp_path, "base"), gone), [group(("good",))], rounds=3)
+        alternate((other, gone), [group(("good",))], rounds=3)
 
 
 def test_a_case_that_fails_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
