@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 from harness.columns import WIDTH, aligned, terminal_width
 from harness.findings import Place, places
-from plots import captions
-from plots.captions import machine, stamp, team
+from plots.captions import busy, machine, stamp, team
 from plots.cells import Cell, series_of
 from plots.slots import settings
 from plots.style import length_label, plain, rank, scale_for, title_of
@@ -60,7 +59,7 @@ def render_reasons(cells: Sequence[Cell], width: int = WIDTH) -> str:
 def for_terminal(cells: Sequence[Cell]) -> str:
     """Tables, why entries are unsupported, what a busy processor did: as wide and colourful as standard output takes it."""
     colour, width = sys.stdout.isatty() and "NO_COLOR" not in os.environ, terminal_width()
-    doubt = textwrap.fill(captions.busy(cells), width)
+    doubt = textwrap.fill(busy(cells), width)
     told = [render_table(cells, colour=colour, width=width), render_reasons(cells, width), doubt and f"{doubt}\n"]
     return "\n".join(filter(None, told))
 

@@ -30,7 +30,7 @@ Step = tuple[int, int]
 
 
 class TurnError(RuntimeError):
-    """A build whose process gave up, or left no row: which, how it ended, and what it said last."""
+    """A build whose process gave up: which, how it ended, and what it said last."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def alternate(
     A case that fails is recorded with its status, and the others go on. Interrupted, it leaves the rounds so far.
 
     Raises:
-        TurnError: a build that recorded nothing, or that its runner gave up.
+        TurnError: a build whose process gave up.
     """
     grown = [replace(group, timing=replace(group.timing, rounds=rounds)) for group in groups]
     with _running(builds, grown, peak_tflops) as turns:

@@ -177,10 +177,9 @@ def judge(candidate: Recording, baseline: Recording, settings: Settings) -> Comp
                  if not cell.ok and key in theirs and theirs[key].ok]  # fmt: skip
     verdicts += [Verdict(Kind.NEW, cell.row, "no figure of the baseline") for key, cell in ours.items()
                  if cell.ok and not (key in theirs and theirs[key].ok)]  # fmt: skip
-    told = {(verdict.row["case_id"], verdict.row["pass"]) for verdict in verdicts}
-    for cell in (*ours.values(), *theirs.values()):
-        if (cell.row["case_id"], cell.row["pass"]) not in told:
-            told.add((cell.row["case_id"], cell.row["pass"]))
+    told = {key_of(verdict.row) for verdict in verdicts}
+    for key, cell in {**theirs, **ours}.items():
+        if key not in told:
             reason = "no round of this tree" if cell.ok else f"neither has a figure: {cell.status}: {cell.reason}"
             verdicts.append(Verdict(Kind.AMBIGUOUS, cell.row, reason))
     notes = ("measured by turns on one machine, each round with both builds", *candidate.notes, *baseline.notes)

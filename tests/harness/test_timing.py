@@ -76,7 +76,7 @@ class Device:
     """A GPU that does what is queued in order, on the test's clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-        self.clock, self.free_at, self.rounds = clock, 0.0, 0
+        self.clock, self.free_at = clock, 0.0
         device = self
 
         class Event:
